@@ -1,0 +1,137 @@
+"""Fencing epochs: each start of the worker group takes the next number, exclusively, and outranks all before.
+
+A record also says where its lineage began. ``--fresh`` begins a new one: older commits are then out of sight,
+and out of danger.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint.layout import epoch_key
+from ftrun.checkpoint.manifest import is_count, is_text
+from ftrun.checkpoint.sealed import UnsealedError, seal, unseal
+from ftrun.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from ftrun.checkpoint.layout import Root
+
+_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One start of the worker group.
+
+    Attributes:
+        epoch: its number, from 1.
+        run_id: identity of the run.
+        since: epoch at which this lineage began; commits of earlier epochs are never candidates.
+        parent: name of the checkpoint that it resumed from, None for a fresh start.
+        host: machine of the launcher.
+        pid: process id of the launcher.
+        written_at: UTC time, for people.
+    """
+
+    epoch: int
+    run_id: str
+    since: int
+    parent: str | None
+    host: str
+    pid: int
+    written_at: str
+
+
+def claim(root: Root, run_id: str, *, fresh: bool, parent: str | None) -> EpochRecord:
+    """Take the next epoch. The leading launcher calls this once for each start of the worker group.
+
+    Args:
+        root: the checkpoint root; created where it is missing.
+        run_id: identity of the run.
+        fresh: begin a new lineage, whatever the root holds.
+        parent: name of the checkpoint that the group resumes from.
+
+    Raises:
+        UsageError: the root holds another run, or can't be written.
+        CheckpointError: no number could be had in a thousand tries.
+    """
+    try:
+        for _ in range(_TRIES):
+            record = _next(root, run_id, fresh=fresh, parent=parent)
+            try:
+                root.create(epoch_key(record.epoch), seal(dict(record.__dict__)))
+            except FileExistsError:
+                continue
+            return record
+    except UsageError:
+        raise
+    except OSError as error:
+        reason = error.strerror or error.__cause__ or error
+        raise UsageError(
+            f"checkpoint root {root.path} can't be written ({reason}): make it writable, "
+            "or choose another with checkpoint.root"
+        ) from error
+    raise CheckpointError(f"no free epoch in {root.path} after {_TRIES} tries: are many launchers starting there?")
+
+
+def current(root: Root) -> EpochRecord | None:
+    """The newest record that can be read; None where there is none.
+
+    Raises:
+        CheckpointError: the root can't be listed.
+    """
+    for epoch in reversed(root.epochs()):
+        record = read(root, epoch)
+        if record is not None:
+            return record
+    return None
+
+
+def newest(root: Root) -> int:
+    """The highest number that was ever claimed, 0 where there is none. Unreadable records count."""
+    return max(root.epochs(), default=0)
+
+
+def read(root: Root, epoch: int) -> EpochRecord | None:
+    """One epoch's record; None where it is missing or damaged."""
+    try:
+        document = unseal(root.read(epoch_key(epoch)))
+        record = EpochRecord(**document)
+    except (OSError, UnsealedError, TypeError):
+        return None
+    return record if _is_sound(record) and record.epoch == epoch else None
+
+
+def _is_sound(record: EpochRecord) -> bool:
+    numbers = is_count(record.epoch) and is_count(record.since) and 1 <= record.since <= record.epoch
+    return numbers and is_text(record.run_id) and (record.parent is None or is_text(record.parent))
+
+
+def _next(root: Root, run_id: str, *, fresh: bool, parent: str | None) -> EpochRecord:
+    before = current(root)
+    if before is not None and before.run_id != run_id and not fresh:
+        raise UsageError(
+            f"checkpoint root {root.path} holds the run {before.run_id!r}; this is {run_id!r}: set another "
+            f"checkpoint.root, name this run {before.run_id!r}, or start over there with --fresh"
+        )
+    epoch = newest(root) + 1
+    # Where every record is damaged, the lineage reaches back to the start: better an old commit than none.
+    inherited = 1 if before is None else before.since
+    return EpochRecord(
+        epoch=epoch,
+        run_id=run_id,
+        since=epoch if fresh else inherited,
+        parent=parent,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        written_at=now(),
+    )
+
+
+def now() -> str:
+    """The time in UTC, for people: nothing is ever decided by it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,58 @@
+"""``ftrun run``: understand the command line, then carry it out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer  # noqa: TC002 - typer reads the annotation when the command is called
+
+from ftrun.errors import FtrunError
+
+if TYPE_CHECKING:
+    from ftrun.launch.plan import LaunchPlan
+
+
+def run(ctx: typer.Context) -> None:
+    """Run a training script on this node; the default command. `ftrun run --help` lists all options."""
+    from ftrun.cli.app import fail
+    from ftrun.launch import options, plan
+    from ftrun.launch.execute import execute
+
+    # Workers' lines pass through this process: they must not wait in a block buffer when stdout is a pipe.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    try:
+        parser = options.LaunchParser()
+        line = parser.parse(ctx.args)
+        made = plan.make(line, parser, os.environ, cwd=Path.cwd())
+        if line.dry_run:
+            _show(made, as_json=line.json)
+            return
+        code = execute(made, sys.argv)
+    except FtrunError as error:
+        fail(error)
+        return
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    sys.stdout.flush()
+    raise SystemExit(code)
+
+
+def _show(made: LaunchPlan, *, as_json: bool) -> None:
+    document = made.to_json()
+    if as_json:
+        print(json.dumps(document, indent=1))
+        return
+    print(f"script      {' '.join([made.script, *made.script_args])}")
+    print(f"run         {made.run_id} ({document['state']}) in {made.run_dir.path}")
+    print(f"checkpoints {made.root}")
+    print(f"resume      {made.resume or 'nothing: a fresh start'}")
+    for name, resolved in made.launch.items():
+        if resolved.origin != "default":
+            print(f"launch.{name} = {resolved.value}   ({resolved.origin})")
+    for setting in made.job.settings():
+        if setting.origin != "default" and setting.path[0] != "launch":
+            print(f"{setting.name} = {setting.value}   ({setting.origin})")

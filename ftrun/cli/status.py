@@ -1,0 +1,125 @@
+"""``ftrun status``: how a run is doing, from its events alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftrun import rundir
+from ftrun.config.units import format_duration
+from ftrun.errors import FtrunError, RunDirError
+from ftrun.goodput import history as histories
+from ftrun.goodput import ledger
+from ftrun.rundir import RUNS, RunDir
+
+if TYPE_CHECKING:
+    from ftrun.goodput.history import History
+
+
+def status(
+    run: Annotated[str, typer.Argument(help="Name or directory of a run; the latest one if left out.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Show how a run is doing."""
+    from ftrun.cli.app import fail
+
+    try:
+        run_dir = find(run, Path.cwd())
+    except FtrunError as error:
+        fail(error)
+        return
+    document = describe(run_dir, histories.load(run_dir))
+    print(json.dumps(document, indent=1) if as_json else _text(document))
+
+
+def find(run: str, cwd: Path) -> RunDir:
+    """The run that a name or path means; the one with the latest events if nothing is given.
+
+    Raises:
+        RunDirError: there is none.
+    """
+    if run:
+        for path in (cwd / RUNS / run, cwd / run):
+            if RunDir(path).resolved.is_file():
+                return RunDir(path)
+        raise RunDirError(f"no run {run!r} in {cwd / RUNS}, and no run directory of that path. See `ls {RUNS}`.")
+    found = [file.parent for depth in ("*", "*/*") for file in (cwd / RUNS).glob(f"{depth}/job.resolved.json")]
+    if not found:
+        raise RunDirError(f"no runs in {cwd / RUNS}. Start one with `ftrun train.py`, or name its directory.")
+    return RunDir(max(found, key=_last_touched))
+
+
+def _last_touched(path: Path) -> float:
+    events = RunDir(path).events()
+    return events.stat().st_mtime if events.exists() else 0.0
+
+
+def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
+    """The run as one JSON document."""
+    alive = past.outcome is None and rundir.in_use(run_dir.path)
+    book = ledger.account(past.records, until=time.time() if alive else None)
+    state = past.outcome or ("running" if alive else "dead" if past.launches else "new")
+    last = past.commits[-1] if past.commits else None
+    left = past.total - past.step if past.total is not None else None
+    return {
+        "schema_version": 1,
+        "run": past.run_id,
+        "run_dir": str(run_dir.path),
+        "state": state,
+        "exit_code": past.exit_code,
+        "pid": past.pid if alive else None,
+        "step": past.step,
+        "total": past.total,
+        "steps_per_second": past.pace,
+        "seconds_left": left / past.pace if alive and left is not None and past.pace else None,
+        "world_size": past.world_size,
+        "attempts": past.attempts,
+        "restarts": past.restarts,
+        "lost_steps": past.lost_steps,
+        "loss": past.losses[-1][1] if past.losses else None,
+        "last_commit": {"step": last.step, "name": last.checkpoint} if last else None,
+        "failed_saves": past.save_failures,
+        "failures": [
+            {
+                "attempt": fall.attempt,
+                "step": fall.what.step,
+                "cause": fall.what.cause,
+                "rank": fall.what.failed_rank,
+                "message": fall.what.message,
+                "seconds_to_training": fall.training_again - fall.time if fall.training_again else None,
+            }
+            for fall in past.falls
+        ],
+        "seconds": book.seconds,
+        "wall_seconds": book.wall,
+        "goodput": book.goodput,
+    }
+
+
+def _first_line(failure: dict[str, Any]) -> str:
+    return str(failure["message"]).partition("\n")[0]
+
+
+def _text(document: dict[str, Any]) -> str:
+    total = f" of {document['total']:,}" if document["total"] else ""
+    pace = document["steps_per_second"]
+    speed = f"   {pace:.3g} steps/s" if pace and document["state"] == "running" else ""
+    left = document["seconds_left"]
+    commit = document["last_commit"]
+    lines = [
+        f"{document['run']}   {document['state']}   {document['run_dir']}",
+        f"  step       {document['step']:,}{total}{speed}" + (f"   {format_duration(left)} left" if left else ""),
+        f"  loss       {document['loss']:.4g}" if document["loss"] is not None else "",
+        f"  commit     step {commit['step']:,}   {commit['name']}" if commit else "  commit     none yet",
+        f"  attempts   {document['attempts']}",
+        f"  restarts   {document['restarts']}   {document['lost_steps']:,} steps done again",
+        *(f"             step {each['step']:,}: {_first_line(each)}" for each in document["failures"][-3:]),
+        f"  time       {format_duration(document['wall_seconds'])}   goodput {document['goodput']:.1%}",
+    ]
+    if document["state"] == "dead":
+        lines.append("  The launcher is gone without a word. The same command continues from the last commit.")
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,1 @@
+"""The job file: YAML in, a frozen ``JobConfig`` out, and every mistake named by its line."""

@@ -1,0 +1,136 @@
+"""Durations, sizes and checkpoint intervals as people write them: ``10m``, ``200GB``, ``500 steps``.
+
+Parsers raise ValueError with a message that says what to write instead. A number without a unit is refused:
+whoever reads ``grace: 30`` can't know whether it means seconds or minutes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from fractions import Fraction
+
+from ftrun.contract import Every
+
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_SECONDS = {
+    "d": Fraction(86400),
+    "h": Fraction(3600),
+    "m": Fraction(60),
+    "s": Fraction(1),
+    "ms": Fraction(1, 1000),
+}
+
+# These go into the JSON schema too, so they stay in the syntax that Python and JavaScript share.
+DURATION_PATTERN = "^(?=[0-9])" + " ?".join(f"(?:({_NUMBER}) ?{unit})?" for unit in _SECONDS) + "$"
+STEPS_PATTERN = "^([1-9][0-9]*) steps?$"
+SIZE_PATTERN = f"^({_NUMBER}) ?([kKMGTP]?B|[KMGTP]iB)$"
+
+AUTO = Every(seconds=600.0)
+"""What ``every: auto`` means until it is measured."""
+
+
+def parse_duration(value: object) -> timedelta:
+    """``500ms``, ``90s``, ``10m``, ``1.5h``, ``2d``, or several from large to small: ``1h30m``."""
+    if isinstance(value, timedelta):
+        return value
+    match = re.match(DURATION_PATTERN, value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(_unlike(value, "a duration", "500ms, 90s, 10m, 1.5h or 2d", "{0}s, {0}m or {0}h"))
+    pairs = zip(match.groups(), _SECONDS.values(), strict=True)
+    seconds = sum(Fraction(number) * unit for number, unit in pairs if number)
+    try:
+        return timedelta(microseconds=round(seconds * 1_000_000))
+    except OverflowError:
+        raise ValueError(f"{value!r} is too long; write 999999999d or less") from None
+
+
+def parse_size(value: object) -> int:
+    """``200GB`` (powers of 1000) or ``1.5TiB`` (powers of 1024), in bytes."""
+    match = re.match(SIZE_PATTERN, value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(_unlike(value, "a size", "500MB, 200GB or 1.5TiB", "{0}MB, {0}GB or {0}GiB"))
+    number, unit = match.groups()
+    base = 1024 if unit.endswith("iB") else 1000
+    return int(Fraction(number) * base ** "BKMGTP".index(unit[0].upper()))
+
+
+def parse_steps(value: object) -> int:
+    """``500 steps`` or ``1 step``."""
+    match = re.match(STEPS_PATTERN, value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(_unlike(value, "a number of steps", "500 steps", "'{0} steps'"))
+    return int(match[1])
+
+
+def parse_interval(value: object) -> Every:
+    """``auto``, ``500 steps`` or a duration."""
+    if isinstance(value, Every):
+        return value
+    if value == "auto":
+        return AUTO
+    if isinstance(value, str) and re.match(STEPS_PATTERN, value.strip()):
+        return Every(steps=parse_steps(value))
+    try:
+        seconds = parse_duration(value).total_seconds()
+    except ValueError:
+        unlike = _unlike(value, "an interval", "auto, 500 steps or 10m", "'{0} steps' or {0}m")
+        raise ValueError(unlike) from None
+    if not seconds:
+        raise ValueError(f"{value!r} is no time at all; write auto, 500 steps or 10m")
+    return Every(seconds=seconds)
+
+
+def duration_text(value: timedelta) -> str:
+    """The exact duration as a user would type it: ``1h30m``, ``1.5ms``; ``parse_duration`` reads it back."""
+    left = value // timedelta(microseconds=1)
+    parts = []
+    for unit, seconds in _SECONDS.items():
+        size = int(seconds * 1_000_000)
+        count, left = (left / size, 0) if unit == "ms" else divmod(left, size)
+        if count:
+            parts.append(f"{count:g}{unit}" if unit == "ms" else f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def interval_text(every: Every) -> str:
+    """The interval as a user would type it: ``500 steps``, ``10m``."""
+    if every.steps is not None:
+        return f"{every.steps} step{'s' if every.steps != 1 else ''}"
+    return duration_text(timedelta(seconds=every.seconds or 0.0))
+
+
+def format_duration(seconds: float) -> str:
+    """Measured seconds for people, in two units at most: ``3.1 ms``, ``0.31 s``, ``4m12s``, ``2d03h``."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if not math.isfinite(seconds):
+        return f"{seconds} s"
+    if 0 < seconds < 0.01:
+        return f"{seconds * 1000:.2g} ms"
+    if seconds < 59.95:
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.3g} s"
+    return _two_units(round(seconds))
+
+
+def _two_units(seconds: int) -> str:
+    """From a minute up. The smaller unit is rounded before the larger is chosen, so that 60m never shows."""
+    minutes, hours = (seconds + 30) // 60, (seconds + 1800) // 3600
+    if seconds < 3600:
+        large, small, per, units = seconds // 60, seconds % 60, "m", "s"
+    elif minutes < 24 * 60:
+        large, small, per, units = minutes // 60, minutes % 60, "h", "m"
+    else:
+        large, small, per, units = hours // 24, hours % 24, "d", "h"
+    return f"{large}{per}{small:02}{units}" if small else f"{large}{per}"
+
+
+def _unlike(value: object, kind: str, examples: str, with_unit: str) -> str:
+    """The message for a value that has the wrong form; a bare number gets its likely spellings."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return f"expects {kind} such as {examples}"
+    text = str(value).strip()
+    if re.fullmatch(_NUMBER, text):
+        return f"{text} has no unit; write {with_unit.format(text)}"
+    return f"{text!r} is not {kind}; write for example {examples}"

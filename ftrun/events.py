@@ -1,0 +1,253 @@
+"""What happens in a run, as typed events: one JSON object a line, appended to the node's file in the run directory.
+
+Agent and workers of a node append to the same file, each line with one write. Writing an event never raises into
+training: a full disk costs the event, not the run. What people see (``ftrun status``, the last screen) is a fold
+over these lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ftrun import durable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base of all events."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """A launcher took the run directory over."""
+
+    kind: ClassVar[str] = "run_started"
+    run_id: str
+    command: list[str]
+    pid: int
+    host: str
+    nproc: int
+    continued: bool
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class AttemptStarted(Event):
+    """The worker group was started."""
+
+    kind: ClassVar[str] = "attempt_started"
+    epoch: int
+    world_size: int
+    resume: str | None
+    resume_step: int
+    pids: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Restored(Event):
+    """Rank 0 has its state back."""
+
+    kind: ClassVar[str] = "restored"
+    step: int
+    checkpoint: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepsBegan(Event):
+    """Rank 0 begins its first step of this attempt."""
+
+    kind: ClassVar[str] = "steps_began"
+    step: int
+    total: int | None
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """Rank 0 completed a step. Written at most a few times a second, and always for an attempt's first step."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    data_wait: float = 0.0
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """Rank 0 staged a snapshot; ``seconds`` is how long the training thread was held."""
+
+    kind: ClassVar[str] = "saved"
+    step: int
+    reason: str
+    seconds: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Committed(Event):
+    """A checkpoint is durable and listed."""
+
+    kind: ClassVar[str] = "committed"
+    step: int
+    checkpoint: str
+    seconds: float
+    size: int
+
+
+@dataclass(frozen=True)
+class SaveFailed(Event):
+    """A snapshot did not become a checkpoint; training goes on."""
+
+    kind: ClassVar[str] = "save_failed"
+    step: int
+    checkpoint: str
+    error: str
+
+
+@dataclass(frozen=True)
+class FaultInjected(Event):
+    """A scripted fault fires."""
+
+    kind: ClassVar[str] = "fault_injected"
+    step: int
+    do: str
+
+
+@dataclass(frozen=True)
+class StepsEnded(Event):
+    """Rank 0 left its loop: the total is reached, or the run was asked to stop."""
+
+    kind: ClassVar[str] = "steps_ended"
+    step: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Failed(Event):
+    """The worker group fell. ``step`` is how far it had come, ``lost_steps`` what must be done again."""
+
+    kind: ClassVar[str] = "failed"
+    cause: str
+    failed_rank: int
+    exit_code: int
+    message: str
+    step: int
+    lost_steps: int
+    decision: str
+    restart: bool
+    victims: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    """The launcher leaves. ``outcome``: finished, stopped, failed, gave_up, interrupted."""
+
+    kind: ClassVar[str] = "run_ended"
+    outcome: str
+    exit_code: int
+
+
+KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        RunStarted,
+        AttemptStarted,
+        Restored,
+        StepsBegan,
+        Step,
+        Saved,
+        Committed,
+        SaveFailed,
+        FaultInjected,
+        StepsEnded,
+        Failed,
+        RunEnded,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line read back.
+
+    Attributes:
+        time: seconds since 1970.
+        attempt: number of the attempt, 0 before the first.
+        rank: global rank of a worker, None for the agent.
+        event: what happened.
+    """
+
+    time: float
+    attempt: int
+    rank: int | None
+    event: Event
+
+
+class EventLog:
+    """Appends events to one file. Safe to use from several threads and processes."""
+
+    def __init__(self, path: Path, *, attempt: int = 0, rank: int | None = None) -> None:
+        self._path = path
+        self._attempt = attempt
+        self._rank = rank
+
+    def write(self, event: Event) -> None:
+        """Append an event. Never raises for a full disk or a missing directory: training must survive that."""
+        line = encode(event, time.time(), self._attempt, self._rank)
+        with contextlib.suppress(OSError):
+            durable.append_line(self._path, line)
+
+
+def encode(event: Event, at: float, attempt: int, rank: int | None) -> bytes:
+    """One event as a line of JSON; numbers that JSON lacks (NaN, infinities) become null."""
+    head = {"v": SCHEMA_VERSION, "t": round(at, 6), "kind": event.kind, "attempt": attempt, "rank": rank}
+    body = dataclasses.asdict(event)
+    return json.dumps(_finite(head | body), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def decode(line: bytes) -> Record | None:
+    """Read one line; None for a torn line, or a kind that this version doesn't know."""
+    try:
+        document = json.loads(line)
+        cls = KINDS[document["kind"]]
+        names = {each.name for each in dataclasses.fields(cls)}
+        event = cls(**{name: value for name, value in document.items() if name in names})
+        return Record(float(document["t"]), int(document["attempt"]), document["rank"], event)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def read(path: Path) -> Iterator[Record]:
+    """All events of one file, in the order they were written; nothing where there is no file."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                record = decode(line)
+                if record is not None:
+                    yield record
+    except FileNotFoundError:
+        return

@@ -1,0 +1,152 @@
+"""A run's history: a fold over its events. ``ftrun status``, the last screen and the ledger all look at this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftrun import events
+
+if TYPE_CHECKING:
+    from ftrun.events import Record
+    from ftrun.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Fall:
+    """One failure of the worker group, and what became of it.
+
+    Attributes:
+        attempt: number of the attempt that fell.
+        time: when it was noticed, seconds since 1970.
+        what: the event.
+        training_again: when the next attempt of the same launcher completed its first step, or None.
+    """
+
+    attempt: int
+    time: float
+    what: events.Failed
+    training_again: float | None = None
+
+
+@dataclass
+class History:
+    """What has happened in a run so far.
+
+    Attributes:
+        run_id: identity of the run.
+        started: when its first launcher started, seconds since 1970; 0.0 if none has.
+        launches: how many launchers have worked on it.
+        pid, host: of the last launcher.
+        attempts: number of attempts.
+        world_size: of the last attempt.
+        step: steps completed and not lost.
+        total: steps that the script wants, or None.
+        finished: the script reached its total, or ended well without one.
+        outcome: how the last launcher left, or None while it is there.
+        exit_code: what it left with.
+        falls: failures, in order.
+        commits: checkpoints that were committed, in order.
+        save_failures: snapshots that did not become checkpoints.
+        losses: (step, loss), without what a restart took back.
+        pace: recent steps per second, or None.
+        last_time: time of the last event.
+        records: all events.
+    """
+
+    run_id: str = ""
+    started: float = 0.0
+    launches: int = 0
+    pid: int | None = None
+    host: str = ""
+    attempts: int = 0
+    world_size: int = 0
+    step: int = 0
+    total: int | None = None
+    finished: bool = False
+    outcome: str | None = None
+    exit_code: int | None = None
+    falls: list[Fall] = field(default_factory=list)
+    commits: list[events.Committed] = field(default_factory=list)
+    save_failures: int = 0
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    pace: float | None = None
+    last_time: float = 0.0
+    records: list[Record] = field(default_factory=list)
+    _beats: list[tuple[float, int]] = field(default_factory=list)
+    _recovering: bool = False
+
+    @property
+    def restarts(self) -> int:
+        """Restarts after failures."""
+        return sum(fall.what.restart for fall in self.falls)
+
+    @property
+    def lost_steps(self) -> int:
+        """Steps that had to be done again, over all failures."""
+        return sum(fall.what.lost_steps for fall in self.falls)
+
+    def add(self, record: Record) -> None:
+        """Take one more event into account."""
+        self.records.append(record)
+        self.last_time = record.time
+        event = record.event
+        if isinstance(event, events.RunStarted):
+            self._run_started(record, event)
+        elif isinstance(event, events.AttemptStarted):
+            self._attempt_started(record, event)
+        elif isinstance(event, events.StepsBegan):
+            self.total = event.total
+        elif isinstance(event, events.Step):
+            self._step(record, event)
+        elif isinstance(event, events.StepsEnded):
+            self.step = event.step
+        elif isinstance(event, events.Committed):
+            self.commits.append(event)
+        elif isinstance(event, events.SaveFailed):
+            self.save_failures += 1
+        elif isinstance(event, events.Failed):
+            self.falls.append(Fall(record.attempt, record.time, event))
+            self._recovering = event.restart
+            self.step = max(self.step, event.step)
+        elif isinstance(event, events.RunEnded):
+            self.outcome, self.exit_code = event.outcome, event.exit_code
+            self.finished = event.outcome == "finished"
+
+    def _run_started(self, record: Record, event: events.RunStarted) -> None:
+        self.run_id, self.pid, self.host = event.run_id, event.pid, event.host
+        self.started = self.started or record.time
+        self.launches += 1
+        self.outcome = self.exit_code = None
+        self.finished = False
+        # The launcher that wanted to restart is gone: what comes now is not its recovery.
+        self._recovering = False
+
+    def _attempt_started(self, record: Record, event: events.AttemptStarted) -> None:
+        self.attempts = max(self.attempts, record.attempt)
+        self.world_size = event.world_size
+        self.step = event.resume_step
+        self.losses = [(step, loss) for step, loss in self.losses if step <= event.resume_step]
+        self._beats.clear()
+        self.pace = None
+
+    def _step(self, record: Record, event: events.Step) -> None:
+        self.step = event.step
+        if self._recovering:
+            self._recovering = False
+            fall = self.falls[-1]
+            self.falls[-1] = Fall(fall.attempt, fall.time, fall.what, record.time)
+        loss = event.metrics.get("loss")
+        if loss is not None:
+            self.losses.append((event.step, loss))
+        self._beats = [*self._beats[-19:], (record.time, event.step)]
+        (first, from_step), (last, to_step) = self._beats[0], self._beats[-1]
+        self.pace = (to_step - from_step) / (last - first) if last > first else None
+
+
+def load(run_dir: RunDir) -> History:
+    """Read a run's history from the events of its first node."""
+    history = History()
+    for record in events.read(run_dir.events()):
+        history.add(record)
+    return history

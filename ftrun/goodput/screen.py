@@ -1,0 +1,68 @@
+"""The last screen of a run: what was done, what went wrong, where the seconds went, and the loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from ftrun.config.units import format_duration
+from ftrun.goodput import ledger, plot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftrun.goodput.history import Fall, History
+
+_OUTCOMES = {
+    "finished": "[green]✓ finished[/]",
+    "stopped": "[yellow]■ stopped; the same command continues[/]",
+    "interrupted": "[yellow]■ interrupted[/]",
+    "gave_up": "[red]✗ gave up[/]",
+    "failed": "[red]✗ failed[/]",
+}
+_FEWEST_POINTS = 4
+_MOST_FALLS = 5
+
+
+def render(history: History, where: str) -> str:
+    """The screen, in rich's markup."""
+    return "\n".join(["", *_lines(history, where), ""])
+
+
+def _lines(history: History, where: str) -> Iterator[str]:
+    book = ledger.account(history.records)
+    total = f" of {history.total:,}" if history.total else ""
+    outcome = _OUTCOMES.get(history.outcome or "", history.outcome or "running")
+    yield f"[bold]{escape(history.run_id)}[/]  {outcome}   [dim]{escape(where)}[/]"
+    yield f"  steps      {history.step:,}{total}"
+    yield f"  restarts   {history.restarts}   [dim]{history.lost_steps:,} steps done again[/]"
+    for fall in history.falls[-_MOST_FALLS:]:
+        yield f"             [red]✗[/] {escape(_fall(fall))}"
+    yield f"  commits    {len(history.commits)}{_last_commit(history)}{_failed_saves(history)}"
+    yield f"  time       {format_duration(book.wall)}   [dim]{_seconds(book)}[/]"
+    if len(history.losses) >= _FEWEST_POINTS:
+        yield "  loss"
+        falls = [float(fall.what.step) for fall in history.falls]
+        points = [(float(step), loss) for step, loss in history.losses]
+        for line in plot.curve(points, falls):
+            yield f"  {line.replace('✗', '[red]✗[/]').replace('╎', '[red]╎[/]')}"
+
+
+def _fall(fall: Fall) -> str:
+    message = fall.what.message.partition("\n")[0]
+    again = f"; training again after {format_duration(fall.training_again - fall.time)}" if fall.training_again else ""
+    return f"step {fall.what.step:,}: {message}{again}"
+
+
+def _last_commit(history: History) -> str:
+    return f"   [dim]last at step {history.commits[-1].step:,}[/]" if history.commits else ""
+
+
+def _failed_saves(history: History) -> str:
+    return f"   [yellow]{history.save_failures} saves failed[/]" if history.save_failures else ""
+
+
+def _seconds(book: ledger.Ledger) -> str:
+    shares = [f"{name} {format_duration(seconds)}" for name, seconds in book.seconds.items() if seconds >= 0.05]
+    return " · ".join(shares)

@@ -1,0 +1,294 @@
+"""What a command line means, before anything happens: ``ftrun run`` is ``plan`` and then ``execute(plan)``.
+
+``--dry-run`` prints the same object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ftrun.checkpoint import epochs, layout, reader
+from ftrun.config import origins
+from ftrun.config.load import JobFile, load_job, to_json
+from ftrun.contract import WorkerContract
+from ftrun.errors import CheckpointError, ConfigError, UsageError
+from ftrun.goodput import history
+from ftrun.launch.policy import Limits
+from ftrun.rundir import RUNS, RunDir, timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftrun.config.job import LaunchValue
+    from ftrun.config.origins import Resolved
+    from ftrun.launch.options import CommandLine, LaunchParser
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that is decided before the first process starts.
+
+    Attributes:
+        run_dir: where the run lives.
+        run_id: its identity.
+        root: checkpoint root.
+        job: the job as understood.
+        launch: torchrun's options, every one, with the origin of its value.
+        script: script, module or command.
+        script_args: what follows it.
+        fresh: start over.
+        continues: the run directory is there already.
+        finished: ... and its run has reached its total.
+        resume: name of the commit that would be resumed from now, or None.
+        limits: restart policy.
+        contract: what the workers are told, but for what each attempt adds.
+    """
+
+    run_dir: RunDir
+    run_id: str
+    root: str
+    job: JobFile
+    launch: dict[str, Resolved]
+    script: str
+    script_args: list[str]
+    fresh: bool
+    continues: bool
+    finished: bool
+    resume: str | None
+    limits: Limits
+    contract: WorkerContract
+
+    @property
+    def namespace(self) -> argparse.Namespace:
+        """The options as torch's own functions take them."""
+        values = {name: resolved.value for name, resolved in self.launch.items()}
+        return argparse.Namespace(**values, training_script=self.script, training_script_args=list(self.script_args))
+
+    @property
+    def grace(self) -> float:
+        """Seconds that workers get to leave in order."""
+        return self.job.config.signals.grace.total_seconds()
+
+    @property
+    def shared_by_nodes(self) -> bool:
+        """Whether several launchers, on several nodes, work on this run."""
+        return str(self.launch["nnodes"].value) not in ("1", "1:1")
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as one JSON document, for ``--dry-run --json``."""
+        return {
+            "schema_version": 1,
+            "run_dir": str(self.run_dir.path),
+            "run_id": self.run_id,
+            "checkpoint_root": self.root,
+            "script": self.script,
+            "script_args": self.script_args,
+            "state": "fresh" if self.fresh or not self.continues else "finished" if self.finished else "continues",
+            "resume": self.resume,
+            "launch": {k: {"value": r.value, "origin": r.origin} for k, r in self.launch.items()},
+            "job": to_json(self.job),
+        }
+
+
+def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str], *, cwd: Path) -> LaunchPlan:
+    """Understand a command line. Reads files, writes nothing.
+
+    Raises:
+        UsageError: anything that can't be started; the message says what to change.
+    """
+    job = load_job(line.job_file, line.sets, lambda options: check_launch(parser, options))
+    launch = _launch_options(line, parser, job, environment)
+    script, args, module = _script(line, job)
+    if module:
+        launch["module"] = origins.Resolved(True, job.origin(("module",)))
+    _check_script(script, launch, cwd)
+    run_dir, run_id = _run_dir(line, job, script, cwd)
+    given_root = job.config.checkpoint.root
+    root = str(layout.Root.open(given_root).path) if given_root else str(run_dir.checkpoints)
+    # A directory that ftrun didn't make is refused with --fresh too: it must not be moved aside.
+    continues = run_dir.exists() and not line.fresh
+    if continues:
+        named = line.name is not None or job.config.name is not None
+        run_id = _identity(run_dir, run_id, named=named)
+    past = history.load(run_dir) if continues else None
+    return LaunchPlan(
+        run_dir=run_dir,
+        run_id=run_id,
+        root=root,
+        job=job,
+        launch=launch,
+        script=script,
+        script_args=args,
+        fresh=line.fresh,
+        continues=continues,
+        finished=past is not None and past.finished,
+        resume=None if line.fresh else _usable_preview(root, run_id),
+        limits=_limits(line, job, launch),
+        contract=_contract(line, job, run_dir, run_id, root),
+    )
+
+
+def check_launch(parser: LaunchParser, options: Mapping[str, LaunchValue]) -> dict[str, str]:
+    """What torch's parser has against the options of a job file, by name."""
+    problems = {}
+    for name, value in options.items():
+        if name not in parser.names:
+            close = difflib.get_close_matches(name, parser.names, n=1)
+            problems[name] = "no such option of torchrun" + (f"; did you mean '{close[0]}'?" if close else "")
+            continue
+        try:
+            parser.convert(name, list(value) if isinstance(value, tuple) else value)
+        except ValueError as error:
+            problems[name] = str(error)
+    return problems
+
+
+def _launch_options(
+    line: CommandLine, parser: LaunchParser, job: JobFile, environment: Mapping[str, str]
+) -> dict[str, Resolved]:
+    defaults = parser.defaults()
+    variables = {
+        name: origins.Resolved(defaults[name], f"environment PET_{name.upper()}")
+        for name in parser.from_environment(environment)
+    }
+    merged = origins.merge(line.launch, variables, job.launch_options(), defaults)
+    return {
+        name: origins.Resolved(_converted(parser, name, resolved.value), resolved.origin)
+        for name, resolved in merged.items()
+    }
+
+
+def _converted(parser: LaunchParser, name: str, value: Any) -> Any:
+    return parser.convert(name, list(value) if isinstance(value, tuple) else value)
+
+
+def _script(line: CommandLine, job: JobFile) -> tuple[str, list[str], bool]:
+    """The script, its arguments, and whether the job file names it as a module. The command line wins, whole."""
+    if line.script is not None:
+        return line.script, line.script_args, False
+    target = job.config.script or job.config.module
+    if target is None:
+        where = f"{job.path} names no script or module, and neither does" if job.path else "no training script on"
+        raise ConfigError(
+            [f"ftrun: {where} the command line.", "Type for example: ftrun --nproc 2 train.py, or ftrun -c job.yaml"]
+        )
+    return target, list(job.config.args), job.config.module is not None
+
+
+def _check_script(script: str, launch: Mapping[str, Resolved], cwd: Path) -> None:
+    if launch["module"].value:
+        if launch["no_python"].value:
+            raise ConfigError(["ftrun: --no-python and --module exclude each other; leave one of them out."])
+        return
+    if launch["no_python"].value:
+        if shutil.which(script) is None:
+            raise UsageError(f"no command {script!r} on the PATH. Check the spelling, or give its full path.")
+        return
+    path = cwd / script
+    if path.is_dir():
+        raise UsageError(f"{script} is a directory, not a script. Name a file in it, or run it as a module with -m.")
+    if not path.is_file():
+        raise UsageError(f"there is no script {script} in {cwd}. {_near(script, path)}")
+
+
+def _near(script: str, path: Path) -> str:
+    try:
+        names = [item.name for item in path.parent.iterdir() if item.suffix == ".py"]
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"Did you mean {Path(script).with_name(close[0])}?" if close else "Check the path."
+
+
+def _run_dir(line: CommandLine, job: JobFile, script: str, cwd: Path) -> tuple[RunDir, str]:
+    """Where the run lives, and its identity. A name or a directory makes a run that continues."""
+    name = line.name if line.name is not None else job.config.name
+    if line.name is not None:
+        _check_name(line.name)
+    if line.run_dir is not None:
+        path = cwd / line.run_dir
+        return RunDir(path), name or path.absolute().name
+    if name is not None:
+        return RunDir(cwd / RUNS / name), name
+    stem = script.rsplit(".", 1)[-1] if "/" not in script and not script.endswith(".py") else Path(script).stem
+    base = stem or "run"
+    moment = timestamp()
+    candidate, count = f"{base}/{moment}", 1
+    while (cwd / RUNS / candidate).exists():
+        count += 1
+        candidate = f"{base}/{moment}-{count}"
+    return RunDir(cwd / RUNS / candidate), candidate
+
+
+def _check_name(name: str) -> None:
+    try:
+        load_job(None, [f"name={json.dumps(name)}"])
+    except ConfigError as error:
+        raise ConfigError([finding.split(": ", 1)[-1] for finding in error.findings]) from None
+
+
+def _identity(run_dir: RunDir, run_id: str, *, named: bool) -> str:
+    """Who lives in the run directory. Without a name of its own, the command means whoever it is."""
+    recorded = run_dir.identity().get("run_id", run_id)
+    if named and recorded != run_id:
+        raise UsageError(
+            f"{run_dir.path} holds the run {recorded!r}, and this is {run_id!r}. Use --name {recorded}, another "
+            "--run-dir, or --fresh to start over there."
+        )
+    return str(recorded)
+
+
+def _preview(root: str, run_id: str) -> str | None:
+    where = layout.Root.open(root)
+    record = epochs.current(where)
+    if record is None or record.run_id != run_id:
+        return None
+    commit = reader.latest(where, run_id, since=record.since).commit
+    return str(commit.name) if commit else None
+
+
+def _usable_preview(root: str, run_id: str) -> str | None:
+    try:
+        return _preview(root, run_id)
+    except CheckpointError as error:
+        raise UsageError(str(error)) from error
+
+
+def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> Limits:
+    restart = job.config.restart
+    asked = launch["max_restarts"]
+    exactly = asked.origin != "default"
+    return Limits(
+        no_progress=restart.no_progress,
+        max_restarts=int(str(asked.value)) if exactly else restart.max_restarts,
+        exactly=exactly,
+        backoff_first=restart.backoff.first.total_seconds(),
+        backoff_max=restart.backoff.max.total_seconds(),
+    )
+
+
+def _contract(line: CommandLine, job: JobFile, run_dir: RunDir, run_id: str, root: str) -> WorkerContract:
+    config = job.config
+    return WorkerContract(
+        run_dir=str(run_dir.path),
+        run_id=run_id,
+        root=root,
+        attempt=0,
+        epoch=None,
+        resume=None,
+        node=0,
+        worker_dir="",
+        every=config.checkpoint.every if job.origin(("checkpoint", "every")) != "default" else None,
+        keep_last=config.checkpoint.keep.last,
+        allow_new_total=line.allow_new_total,
+        faults=tuple(fault.to_fault() for fault in config.faults),
+        callbacks=tuple(config.callbacks),
+        agent=os.getpid(),
+    )

@@ -1,0 +1,1 @@
+"""What lives in the user's process: the bootstrap that every worker enters through, and the Session."""

@@ -1,0 +1,168 @@
+"""What a Session does without ftrun's launcher: under ``python train.py`` and under plain ``torchrun``.
+
+Rank 0 stands in for the agent: it takes a run directory and an epoch, finds the commit to resume from, and tells
+the others. The run directory is ``runs/<script>/<start time>``, so every start is a new run, as under
+``ftrun train.py``; the restarts that torchrun makes belong to one run. ``FTRUN_RUN_DIR`` names a directory instead,
+and a run in it continues.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import os
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ftrun import events, pulse, rundir
+from ftrun.checkpoint import epochs, layout, reader
+from ftrun.contract import WorkerContract
+from ftrun.errors import FtrunError, UsageError
+from ftrun.rundir import RUNS, RunDir
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from filelock import BaseFileLock
+    from torch.distributed import Store
+
+    from ftrun.session.place import Place
+
+VARIABLE = "FTRUN_RUN_DIR"
+
+_KEY = "contract"
+
+
+class Alone:
+    """A worker without a launcher.
+
+    Attributes:
+        contract: what a launcher would have told it.
+        lock: of the run directory, on rank 0; held for as long as this object lives.
+    """
+
+    def __init__(self, contract: WorkerContract, lock: BaseFileLock | None) -> None:
+        self.contract = contract
+        self.lock = lock
+
+
+def settle(place: Place, store: Store | None, environment: Mapping[str, str]) -> Alone:
+    """Decide what a launcher would have decided. Called once on every rank, before anything is tracked.
+
+    Raises:
+        UsageError: the run directory or its checkpoints can't be used.
+    """
+    lock = None
+    if place.rank == 0:
+        made, lock = _publish(place, store, environment)
+    else:
+        if store is None:
+            raise AssertionError("a rank above 0 has a store")
+        text = bytes(store.get(_KEY)).decode()
+        if text.startswith("!"):
+            raise UsageError(text[1:])
+        read = WorkerContract.from_environment({WorkerContract.VARIABLE: text})
+        if read is None:
+            raise AssertionError("rank 0 published a contract")
+        made = read
+    directory = RunDir(made.run_path).worker(made.attempt, place.node, place.rank)
+    directory.mkdir(parents=True, exist_ok=True)
+    pulse.create(directory / "pulse")
+    return Alone(dataclasses.replace(made, node=place.node, worker_dir=str(directory)), lock)
+
+
+def _publish(place: Place, store: Store | None, environment: Mapping[str, str]) -> tuple[WorkerContract, BaseFileLock]:
+    try:
+        made, lock = _lead(place, environment)
+    except FtrunError as error:
+        if store is not None:
+            store.set(_KEY, f"!{error}")
+        raise
+    if store is not None:
+        store.set(_KEY, made.to_environment()[WorkerContract.VARIABLE])
+    return made, lock
+
+
+def _lead(place: Place, environment: Mapping[str, str]) -> tuple[WorkerContract, BaseFileLock]:
+    run_dir = _run_dir(environment)
+    lock = rundir.hold(run_dir.path)
+    try:
+        return _take_over(run_dir, place), lock
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _take_over(run_dir: RunDir, place: Place) -> WorkerContract:
+    known = run_dir.exists()
+    run_id = run_dir.identity()["run_id"] if known else _run_id(run_dir)
+    if not known:
+        run_dir.create({"schema_version": 1, "run_id": run_id, "ftrun": metadata.version("ftrun")})
+    root = layout.Root.open(run_dir.checkpoints)
+    before = epochs.current(root)
+    commit = reader.latest(root, run_id, since=before.since).commit if before is not None else None
+    name = str(commit.name) if commit is not None else None
+    record = epochs.claim(root, run_id, fresh=False, parent=name)
+    attempt = run_dir.next_attempt()
+    made = WorkerContract(
+        run_dir=str(run_dir.path),
+        run_id=run_id,
+        root=str(root.path),
+        attempt=attempt,
+        epoch=record.epoch,
+        since=record.since,
+        resume=name,
+        node=0,
+        worker_dir="",
+    )
+    _record(run_dir, made, place, continued=known, step=commit.name.step if commit is not None else 0)
+    return made
+
+
+def _run_dir(environment: Mapping[str, str]) -> RunDir:
+    given = environment.get(VARIABLE)
+    if given:
+        return RunDir(Path(given))
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] not in ("", "-c", "-m") else "python"
+    return RunDir(Path.cwd() / RUNS / script / _start_time(environment))
+
+
+def _start_time(environment: Mapping[str, str]) -> str:
+    """When the run started. Under torchrun that is when its agent did, which its restarts have in common."""
+    under_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    process = psutil.Process(os.getppid() if under_torchrun else os.getpid())
+    moment = dt.datetime.fromtimestamp(process.create_time()).astimezone()
+    return f"{moment.strftime('%Y%m%d-%H%M%S')}-{process.pid}"
+
+
+def _run_id(run_dir: RunDir) -> str:
+    runs = Path.cwd() / RUNS
+    return str(run_dir.path.relative_to(runs)) if run_dir.path.is_relative_to(runs) else run_dir.path.name
+
+
+def _record(run_dir: RunDir, made: WorkerContract, place: Place, *, continued: bool, step: int) -> None:
+    events.EventLog(run_dir.events()).write(
+        events.RunStarted(
+            run_id=made.run_id,
+            command=list(sys.argv),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            nproc=place.local_world_size,
+            continued=continued,
+            versions={name: metadata.version(name) for name in ("ftrun", "torch")},
+        )
+    )
+    events.EventLog(run_dir.events(), attempt=made.attempt).write(
+        events.AttemptStarted(
+            epoch=made.epoch or 0,
+            world_size=place.world_size,
+            resume=made.resume,
+            resume_step=step,
+            pids={"0": os.getpid()},
+        )
+    )

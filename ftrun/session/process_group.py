@@ -1,0 +1,55 @@
+"""The default process group: made for a script that hasn't made one, and taken down again."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ftrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ftrun.session.place import Place
+
+
+def device_for(place: Place) -> torch.device:
+    """The device of this rank, made current: its own GPU where there are GPUs, else the CPU.
+
+    Raises:
+        UsageError: more ranks on this node than GPUs.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if place.local_rank >= count:
+        raise UsageError(
+            f"local rank {place.local_rank} has no GPU: this node shows {count}. Start at most {count} workers per "
+            "node (--nproc gpu does), or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU."
+        )
+    device = torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextlib.contextmanager
+def default_group(place: Place, device: torch.device) -> Iterator[None]:
+    """Have a default process group inside the block: gloo for the CPU, and NCCL beside it on GPUs.
+
+    A group that the script has made is left alone, and so is a process that is alone.
+    """
+    if place.world_size == 1 or dist.is_initialized():
+        yield
+        return
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    except BaseException:
+        # Peers may be gone: taking the group down in order could wait for them. The process ends anyway.
+        raise
+    else:
+        if dist.is_initialized():
+            dist.destroy_process_group()

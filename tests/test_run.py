@@ -1,0 +1,289 @@
+"""Whole runs, as a user starts them: real processes, real checkpoints, real deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from conftest import SCRIPTS, Runner, eventually
+
+from ftrun import events
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = SCRIPTS / "small.py"
+
+
+STOPS = ("--total", "4000", "--pace", "0.02", "--stop-at", "3")
+"""Asks for a stop at its third step, and gets it at the next point of agreement, a second or so later."""
+
+
+def of(runner: Runner, name: str, kind: type[events.Event]) -> list[events.Record]:
+    return [record for record in runner.events(name) if isinstance(record.event, kind)]
+
+
+def weights(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.startswith("weights")]
+    assert lines, text
+    return lines[-1]
+
+
+def test_a_killed_rank_costs_nothing_but_time(runner: Runner) -> None:
+    (runner.cwd / "job.yaml").write_text(
+        f"name: killed\nscript: {SMALL}\nlaunch: {{nproc_per_node: 2}}\nfaults: [{{at_step: 13, rank: 1, do: kill}}]\n"
+    )
+    calm = runner.run("--nproc", "2", "--name", "calm", SMALL)
+    killed = runner.run("-c", "job.yaml")
+    assert calm.code == 0, calm
+    assert killed.code == 0, killed
+    assert weights(killed.out) == weights(calm.out)
+
+    (fall,) = of(runner, "killed", events.Failed)
+    assert fall.event.failed_rank == 1
+    assert fall.event.exit_code == -signal.SIGKILL
+    resumed = of(runner, "killed", events.AttemptStarted)[-1].event.resume_step
+    assert resumed in (5, 10)  # the save of step 10 may still have been on its way
+    assert (fall.event.step, fall.event.lost_steps) == (12, 12 - resumed)
+    assert "rank 1 was ended by SIGKILL" in killed.err
+    assert f"resumes from step {resumed}" in killed.err
+    assert f"training again: step {resumed + 1}" in killed.err
+    assert "restarts   1" in killed.err
+
+    status = runner.json("status", "killed", "--json")
+    assert (status["state"], status["step"], status["restarts"], status["lost_steps"]) == (
+        "finished",
+        20,
+        1,
+        12 - resumed,
+    )
+    assert sum(status["seconds"].values()) == pytest.approx(status["wall_seconds"], abs=1e-6)
+    listed = runner.json("ckpt", "ls", "killed", "--json")["checkpoints"]
+    assert {row["step"] for row in listed if row["status"] == "committed"} >= {20, 15}
+
+    again = runner.run("-c", "job.yaml")
+    assert again.code == 0, again
+    assert "is finished" in again.err
+    assert len(of(runner, "killed", events.AttemptStarted)) == 2
+
+
+def test_an_unmodified_script_runs_as_under_torchrun_and_starts_anew_each_time(runner: Runner) -> None:
+    plain = SCRIPTS / "plain_torchrun.py"
+    mine = runner.run("--nproc", "2", plain, "--lr", "3e-4", "--help-me")
+    theirs = runner.python("-m", "torch.distributed.run", "--nproc-per-node", "2", plain, "--lr", "3e-4", "--help-me")
+    assert mine.code == theirs.code == 0, f"{mine}\n{theirs}"
+    assert sorted(mine.out.splitlines()) == sorted(theirs.out.splitlines())
+    second = runner.run("--nproc", "2", plain, "--lr", "3e-4", "--help-me")
+    assert second.code == 0, second
+    runs = sorted(path.name for path in (runner.cwd / "runs" / "plain_torchrun").iterdir() if path.is_dir())
+    assert len(runs) == 2
+    logs = runner.run_dir(f"plain_torchrun/{runs[0]}").worker(1, 0, 1) / "stdout.log"
+    assert "rank 1 of 2" in logs.read_text()
+
+
+def test_a_failure_before_the_first_step_is_not_retried(runner: Runner) -> None:
+    script = runner.cwd / "broken.py"
+    script.write_text("import sys\nprint('hello')\nraise RuntimeError('no data')\n")
+    result = runner.run("--nproc", "2", "--name", "broken", script)
+    assert result.code == 1, result
+    assert len(of(runner, "broken", events.AttemptStarted)) == 1
+    assert "RuntimeError: no data" in result.err
+    assert "failed before the first step" in result.err
+    assert "launch/" not in result.err  # no traceback of the launcher's
+
+
+def test_a_workers_own_exit_code_is_passed_on(runner: Runner) -> None:
+    script = runner.cwd / "leaves.py"
+    script.write_text("import sys\nsys.exit(42)\n")
+    assert runner.run(script).code == 42
+
+
+def test_three_restarts_without_a_commit_end_the_run(runner: Runner) -> None:
+    result = runner.run(
+        "--name", "stuck", "--set", "restart.backoff.first=10ms", SMALL, "--raise-at", "3", "--total", "20"
+    )
+    assert result.code == 76, result
+    assert len(of(runner, "stuck", events.AttemptStarted)) == 4
+    assert "3 restarts in a row without a new commit" in result.err
+    assert runner.json("status", "stuck", "--json")["state"] == "gave_up"
+
+
+def test_max_restarts_on_the_command_line_means_exactly_that(runner: Runner) -> None:
+    result = runner.run("--max-restarts", "1", "--name", "counted", SMALL, "--raise-at", "3")
+    assert result.code == 1, result
+    assert len(of(runner, "counted", events.AttemptStarted)) == 2
+
+
+def test_sigterm_saves_and_leaves_with_75_and_the_same_command_continues(runner: Runner) -> None:
+    command = ("--nproc", "2", "--name", "polite", SMALL, "--total", "400", "--pace", "0.02", "--workers", "1")
+    started = runner.start(*command)
+    eventually(lambda: len(of(runner, "polite", events.Committed)) >= 1, 60, "a first commit")
+    started.process.send_signal(signal.SIGTERM)
+    result = started.wait(40)
+    assert result.code == 75, result
+    saved = of(runner, "polite", events.Committed)[-1].event.step
+    assert of(runner, "polite", events.StepsEnded)[-1].event.step == saved
+
+    again = runner.start(*command)
+    steps = len(of(runner, "polite", events.Step))
+    eventually(lambda: len(of(runner, "polite", events.Step)) > steps, 60, "a step after the second start")
+    assert of(runner, "polite", events.StepsBegan)[-1].event.step == saved
+    again.process.send_signal(signal.SIGINT)
+    assert again.wait(40).code == 75
+
+
+def test_a_requested_stop_of_any_rank_stops_all(runner: Runner) -> None:
+    result = runner.run("--nproc", "2", "--name", "asked", SMALL, *STOPS, "--bad-rank", "1")
+    assert result.code == 75, result
+    assert runner.json("status", "asked", "--json")["state"] == "stopped"
+
+
+def test_nothing_outlives_an_agent_that_is_killed(runner: Runner) -> None:
+    started = runner.start(
+        "--nproc", "2", "--name", "gone", SMALL, "--total", "4000", "--pace", "0.02", "--workers", "1"
+    )
+    eventually(lambda: of(runner, "gone", events.Step), 60, "the first step")
+    family = psutil.Process(started.process.pid).children(recursive=True)
+    assert len(family) >= 4  # two ranks, each with a loader worker
+    os.kill(started.process.pid, signal.SIGKILL)
+    started.process.wait(10)
+    eventually(lambda: not any(each.is_running() for each in family), 5, "the end of all workers")
+    assert runner.json("status", "gone", "--json")["state"] == "dead"
+    again = runner.start("--nproc", "2", "--name", "gone", SMALL, "--total", "4000", "--pace", "0.02")
+    eventually(lambda: len(of(runner, "gone", events.StepsBegan)) == 2, 60, "the run to go on")
+    assert again.process.poll() is None
+
+
+def test_two_launchers_never_share_a_run_directory(runner: Runner) -> None:
+    first = runner.start("--name", "mine", SMALL, "--total", "4000", "--pace", "0.02")
+    eventually(lambda: of(runner, "mine", events.StepsBegan), 60, "the first step")
+    second = runner.run("--name", "mine", SMALL)
+    assert second.code == 2, second
+    assert "in use by another launcher" in second.err
+    assert f"pid {first.process.pid}" in second.err
+
+
+def test_fresh_keeps_the_earlier_run_aside(runner: Runner) -> None:
+    assert runner.run("--name", "twice", SMALL, "--total", "6").code == 0
+    result = runner.run("--name", "twice", "--fresh", SMALL, "--total", "6")
+    assert result.code == 0, result
+    assert "starts fresh" in result.err
+    asides = list((runner.cwd / "runs").glob("twice.aside-*"))
+    assert len(asides) == 1
+    assert (asides[0] / "checkpoints" / "LATEST").is_file()
+
+
+def test_fresh_in_a_shared_root_never_resumes_what_was_there(runner: Runner) -> None:
+    root = runner.cwd / "root"
+    command = ("--name", "rooted", "--set", f"checkpoint.root={root}", SMALL, "--total", "6")
+    assert runner.run(*command).code == 0
+    result = runner.run("--fresh", *command)
+    assert result.code == 0, result
+    assert "starts fresh" in result.err
+    foreign = runner.run("--name", "other", "--set", f"checkpoint.root={root}", SMALL)
+    assert foreign.code == 2, foreign
+    assert "holds the run 'rooted'" in foreign.err
+
+
+def test_another_total_is_refused_and_can_be_allowed(runner: Runner) -> None:
+    assert runner.run("--name", "longer", SMALL, *STOPS).code == 75
+    refused = runner.run("--name", "longer", SMALL, "--total", "200")
+    assert refused.code == 2, refused
+    assert "a run of 4,000 steps, and the script now asks for 200" in refused.err
+    assert "Traceback" not in refused.err
+    allowed = runner.run("--name", "longer", "--allow-new-total", SMALL, "--total", "200")
+    assert allowed.code == 0, allowed
+    assert runner.json("status", "longer", "--json")["step"] == 200
+
+
+def test_shapes_that_do_not_fit_are_named(runner: Runner) -> None:
+    assert runner.run("--name", "shape", SMALL, *STOPS).code == 75
+    before = runner.json("ckpt", "ls", "shape", "--json")
+    result = runner.run("--nproc", "2", "--name", "shape", SMALL, "--total", "4000", "--width", "4")
+    assert result.code == 2, result
+    assert "weight: [1, 4] in the script, [1, 8] in the checkpoint" in result.err
+    assert result.err.count("weight: [1, 4]") == 1  # once, not once a rank
+    assert runner.json("ckpt", "ls", "shape", "--json") == before
+
+
+def test_a_damaged_commit_is_passed_over_and_none_left_is_an_error(runner: Runner) -> None:
+    assert runner.run("--name", "hurt", SMALL, *STOPS).code == 75
+    rows = runner.json("ckpt", "ls", "hurt", "--json")["checkpoints"]
+    ckpt = runner.run_dir("hurt").checkpoints / "ckpt"
+    flip_a_byte(ckpt / rows[0]["name"] / "r00000.0.safetensors")
+    result = runner.start("--name", "hurt", SMALL, "--total", "4000", "--pace", "0.02")
+    eventually(lambda: len(of(runner, "hurt", events.StepsBegan)) == 2, 60, "the run to go on")
+    result.process.send_signal(signal.SIGTERM)
+    result = result.wait(40)
+    assert result.code == 75, result
+    assert "marked bad" in result.err
+    assert f"resumes from step {rows[1]['step']}" in result.err
+
+    for each in ckpt.iterdir():
+        (each / "MANIFEST.json").write_bytes(b"{}")
+    lost = runner.run("--name", "hurt", SMALL, "--total", "4000")
+    assert lost.code == 2, lost
+    assert "none that can be used" in lost.err
+    assert "--fresh" in lost.err
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("place", ["a file", "read-only"])
+def test_a_root_that_cannot_be_written_is_refused_before_anything_is(runner: Runner, place: str) -> None:
+    root = runner.cwd / "taken"
+    if place == "a file":
+        root.write_text("something else")
+    else:
+        root = "/proc/ftrun-root"
+    result = runner.run("--name", "nowhere", "--set", f"checkpoint.root={root}", SMALL)
+    assert result.code == 2, result
+    assert "taken" in result.err or "ftrun-root" in result.err
+    assert not runner.run_dir("nowhere").path.exists()
+
+
+def test_alone_under_python_and_under_plain_torchrun(runner: Runner) -> None:
+    alone = runner.python(SMALL)
+    assert alone.code == 0, alone
+    (first,) = [path for path in (runner.cwd / "runs" / "small").iterdir() if path.is_dir()]
+    assert json.loads((first / "job.resolved.json").read_text())["run_id"].startswith("small/")
+
+    under = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", SMALL)
+    env = {"FTRUN_RUN_DIR": str(runner.cwd / "here"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    failed = runner.python(*under, "--raise-at", "12", "--bad-rank", "1", env=env)
+    assert failed.code == 1, failed
+    records = list(events.read(runner.cwd / "here" / "events" / "n0000.jsonl"))
+    begun = [record.event.step for record in records if isinstance(record.event, events.StepsBegan)]
+    assert begun == [0, 10]
+    done = runner.python(*under, env=env)
+    assert done.code == 0, done
+    assert weights(done.out) == weights(runner.run("--nproc", "2", SMALL).out)
+
+
+def test_callbacks_from_the_job_file(runner: Runner) -> None:
+    (runner.cwd / "hooks.py").write_text(
+        "import ftrun\n"
+        "@ftrun.on('save')\ndef save():\n    return {'note': 'kept'}\n"
+        "@ftrun.on('restore')\ndef back(checkpoint):\n    print('restored', checkpoint.step, checkpoint.extra)\n"
+        "@ftrun.on('commit')\ndef durable(checkpoint):\n    print('durable', checkpoint.step)\n"
+    )
+    (runner.cwd / "job.yaml").write_text(
+        f"name: hooked\nscript: {SMALL}\ncallbacks: [hooks]\nfaults: [{{at_step: 8, rank: 0, do: raise}}]\n"
+    )
+    result = runner.run("-c", "job.yaml", env={"PYTHONPATH": str(runner.cwd)})
+    assert result.code == 0, result
+    assert "restored 5 {'note': 'kept'}" in result.out
+    assert "durable 20" in result.out
+
+    (runner.cwd / "job.yaml").write_text(f"name: typo\nscript: {SMALL}\ncallbacks: [hoks]\n")
+    missing = runner.run("-c", "job.yaml")
+    assert missing.code == 2, missing
+    assert "no module 'hoks'" in missing.err
