@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 SMALL = SCRIPTS / "small.py"
 
 
-STOPS = ("--total", "4000", "--pace", "0.02", "--stop-at", "3")
-"""Asks for a stop at its third step, and gets it at the next point of agreement, a second or so later."""
+STOPS = ("--total", "4000", "--pace", "0.02", "--stop-at", "12")
+"""Asks for a stop at its twelfth step, and gets it at the next point of agreement, a second or so later."""
 
 
 def of(runner: Runner, name: str, kind: type[events.Event]) -> list[events.Record]:
@@ -102,6 +102,7 @@ def test_a_workers_own_exit_code_is_passed_on(runner: Runner) -> None:
     assert runner.run(script).code == 42
 
 
+@pytest.mark.slow
 def test_three_restarts_without_a_commit_end_the_run(runner: Runner) -> None:
     result = runner.run(
         "--name", "stuck", "--set", "restart.backoff.first=10ms", SMALL, "--raise-at", "3", "--total", "20"
@@ -112,12 +113,14 @@ def test_three_restarts_without_a_commit_end_the_run(runner: Runner) -> None:
     assert runner.json("status", "stuck", "--json")["state"] == "gave_up"
 
 
+@pytest.mark.slow
 def test_max_restarts_on_the_command_line_means_exactly_that(runner: Runner) -> None:
     result = runner.run("--max-restarts", "1", "--name", "counted", SMALL, "--raise-at", "3")
     assert result.code == 1, result
     assert len(of(runner, "counted", events.AttemptStarted)) == 2
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_leaves_with_75_and_the_same_command_continues(runner: Runner) -> None:
     command = ("--nproc", "2", "--name", "polite", SMALL, "--total", "400", "--pace", "0.02", "--workers", "1")
     started = runner.start(*command)
@@ -142,6 +145,7 @@ def test_a_requested_stop_of_any_rank_stops_all(runner: Runner) -> None:
     assert runner.json("status", "asked", "--json")["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_nothing_outlives_an_agent_that_is_killed(runner: Runner) -> None:
     started = runner.start(
         "--nproc", "2", "--name", "gone", SMALL, "--total", "4000", "--pace", "0.02", "--workers", "1"
@@ -158,6 +162,7 @@ def test_nothing_outlives_an_agent_that_is_killed(runner: Runner) -> None:
     assert again.process.poll() is None
 
 
+@pytest.mark.slow
 def test_two_launchers_never_share_a_run_directory(runner: Runner) -> None:
     first = runner.start("--name", "mine", SMALL, "--total", "4000", "--pace", "0.02")
     eventually(lambda: of(runner, "mine", events.StepsBegan), 60, "the first step")
@@ -167,6 +172,7 @@ def test_two_launchers_never_share_a_run_directory(runner: Runner) -> None:
     assert f"pid {first.process.pid}" in second.err
 
 
+@pytest.mark.slow
 def test_fresh_keeps_the_earlier_run_aside(runner: Runner) -> None:
     assert runner.run("--name", "twice", SMALL, "--total", "6").code == 0
     result = runner.run("--name", "twice", "--fresh", SMALL, "--total", "6")
@@ -177,6 +183,7 @@ def test_fresh_keeps_the_earlier_run_aside(runner: Runner) -> None:
     assert (asides[0] / "checkpoints" / "LATEST").is_file()
 
 
+@pytest.mark.slow
 def test_fresh_in_a_shared_root_never_resumes_what_was_there(runner: Runner) -> None:
     root = runner.cwd / "root"
     command = ("--name", "rooted", "--set", f"checkpoint.root={root}", SMALL, "--total", "6")
@@ -189,6 +196,7 @@ def test_fresh_in_a_shared_root_never_resumes_what_was_there(runner: Runner) -> 
     assert "holds the run 'rooted'" in foreign.err
 
 
+@pytest.mark.slow
 def test_another_total_is_refused_and_can_be_allowed(runner: Runner) -> None:
     assert runner.run("--name", "longer", SMALL, *STOPS).code == 75
     refused = runner.run("--name", "longer", SMALL, "--total", "200")
@@ -200,6 +208,7 @@ def test_another_total_is_refused_and_can_be_allowed(runner: Runner) -> None:
     assert runner.json("status", "longer", "--json")["step"] == 200
 
 
+@pytest.mark.slow
 def test_shapes_that_do_not_fit_are_named(runner: Runner) -> None:
     assert runner.run("--name", "shape", SMALL, *STOPS).code == 75
     before = runner.json("ckpt", "ls", "shape", "--json")
@@ -210,6 +219,7 @@ def test_shapes_that_do_not_fit_are_named(runner: Runner) -> None:
     assert runner.json("ckpt", "ls", "shape", "--json") == before
 
 
+@pytest.mark.slow
 def test_a_damaged_commit_is_passed_over_and_none_left_is_an_error(runner: Runner) -> None:
     assert runner.run("--name", "hurt", SMALL, *STOPS).code == 75
     rows = runner.json("ckpt", "ls", "hurt", "--json")["checkpoints"]
@@ -250,6 +260,7 @@ def test_a_root_that_cannot_be_written_is_refused_before_anything_is(runner: Run
     assert not runner.run_dir("nowhere").path.exists()
 
 
+@pytest.mark.slow
 def test_alone_under_python_and_under_plain_torchrun(runner: Runner) -> None:
     alone = runner.python(SMALL)
     assert alone.code == 0, alone
@@ -268,6 +279,7 @@ def test_alone_under_python_and_under_plain_torchrun(runner: Runner) -> None:
     assert weights(done.out) == weights(runner.run("--nproc", "2", SMALL).out)
 
 
+@pytest.mark.slow
 def test_callbacks_from_the_job_file(runner: Runner) -> None:
     (runner.cwd / "hooks.py").write_text(
         "import ftrun\n"

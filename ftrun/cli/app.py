@@ -75,8 +75,9 @@ def root(
 
     ftrun status                            how the latest run is doing
 
-    `ftrun run --help` lists the launch options. Exit codes: 0 done, 2 usage, 75 stopped with a commit (run it
-    again), 76 gave up, 128+n signal n, otherwise the code of the worker that failed first.
+    `ftrun run --help` lists the launch options. Exit codes: 0 done, 2 usage, 75 stopped with a commit: run it again,
+
+    76 gave up, 128+n signal n, otherwise the code of the worker that failed first.
     """
 
 

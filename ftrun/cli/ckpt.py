@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrun.checkpoint import epochs, layout, reader
 from ftrun.errors import FtrunError, UsageError
 from ftrun.rundir import RUNS, RunDir
 
@@ -32,6 +31,7 @@ def ls(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """List checkpoints, newest first, and say of each whether it can be resumed from."""
+    from ftrun.checkpoint import epochs, reader
     from ftrun.cli.app import fail
 
     try:
@@ -55,6 +55,7 @@ def find_root(where: str, cwd: Path) -> Root:
     Raises:
         UsageError: there is nothing of the kind.
     """
+    from ftrun.checkpoint import layout
     from ftrun.cli.status import find
 
     path = cwd / where

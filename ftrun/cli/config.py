@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftrun.config.load import JobFile, load_job, to_json
-from ftrun.config.schema import schema_text
 from ftrun.contract import ExitCode
 from ftrun.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ftrun.config.load import JobFile
 
 app = typer.Typer(help="Check a job file, show what it means, print its schema.", no_args_is_help=True)
 
@@ -38,6 +39,8 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Print every effective value and where it came from."""
+    from ftrun.config.load import to_json
+
     job = _load(file, sets)
     typer.echo(json.dumps(to_json(job), indent=2, ensure_ascii=False) if as_json else table(job))
 
@@ -45,6 +48,8 @@ def show(
 @app.command()
 def schema() -> None:
     """Print the JSON schema of the job file, for editors."""
+    from ftrun.config.schema import schema_text
+
     typer.echo(schema_text(), nl=False)
 
 
@@ -68,6 +73,8 @@ def plain(value: object) -> str:
 
 
 def _load(file: str, sets: list[str] | None) -> JobFile:
+    from ftrun.config.load import load_job
+
     try:
         return load_job(file, sets or ())
     except ConfigError as error:

@@ -17,20 +17,17 @@ from ftrun import durable, events, rundir
 from ftrun.contract import ExitCode
 from ftrun.errors import FtrunError, UsageError
 from ftrun.goodput import history, screen
+from ftrun.launch import torch_config
 from ftrun.launch.console import Console
 
 if TYPE_CHECKING:
-    import argparse
-
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
-    from torch.distributed.launcher.api import LaunchConfig
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     from ftrun.launch.agent import Agent
     from ftrun.launch.director import Director
     from ftrun.launch.plan import LaunchPlan
-
-_BOOTSTRAP = "ftrun.session.bootstrap"
+    from ftrun.launch.torch_config import TorchSettings
 
 
 def execute(plan: LaunchPlan, command: list[str]) -> int:
@@ -47,6 +44,7 @@ def execute(plan: LaunchPlan, command: list[str]) -> int:
         UsageError: it can't be started; nothing has been lost.
     """
     console = Console(Path.cwd())
+    settings = torch_config.settle(plan)
     with rundir.locked(plan.run_dir.path, shared_by_nodes=plan.shared_by_nodes):
         if plan.finished and not plan.contract.allow_new_total:
             console.say(
@@ -56,8 +54,8 @@ def execute(plan: LaunchPlan, command: list[str]) -> int:
             return ExitCode.OK
         _prepare(plan, console)
         log = events.EventLog(plan.run_dir.events())
-        log.write(_run_started(plan, command))
-        outcome, code = _supervise(plan, log, console)
+        log.write(_run_started(plan, command, settings.config.nproc_per_node))
+        outcome, code = _supervise(plan, settings, log, console)
         log.write(events.RunEnded(outcome=outcome, exit_code=code))
         console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))
     return code
@@ -93,31 +91,19 @@ def _check_root(plan: LaunchPlan) -> None:
         ) from error
 
 
-def _run_started(plan: LaunchPlan, command: list[str]) -> events.RunStarted:
+def _run_started(plan: LaunchPlan, command: list[str], workers: int) -> events.RunStarted:
     return events.RunStarted(
         run_id=plan.run_id,
         command=command,
         pid=os.getpid(),
         host=socket.gethostname(),
-        nproc=int(_local_world_size(plan.namespace)),
+        nproc=workers,
         continued=plan.continues,
         versions={name: metadata.version(name) for name in ("ftrun", "torch")} | {"python": platform.python_version()},
     )
 
 
-def _local_world_size(namespace: argparse.Namespace) -> int:
-    from torch.distributed.run import determine_local_world_size
-
-    try:
-        size = int(determine_local_world_size(namespace.nproc_per_node))
-    except ValueError as error:
-        raise UsageError(f"--nproc-per-node {namespace.nproc_per_node}: {error}") from error
-    if size < 1:
-        raise UsageError(f"--nproc-per-node {size}: at least one worker is needed.")
-    return size
-
-
-def _supervise(plan: LaunchPlan, log: events.EventLog, console: Console) -> tuple[str, int]:
+def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, console: Console) -> tuple[str, int]:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -127,7 +113,7 @@ def _supervise(plan: LaunchPlan, log: events.EventLog, console: Console) -> tupl
         # Torch's own words on a failure name a rank by guess; ftrun says it with the cause.
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     director = Director(plan, log, console)
-    agent, spec = _build(plan, director)
+    agent, spec = _build(plan, settings, director)
     close = True
     try:
         result = agent.run()
@@ -165,7 +151,7 @@ def _after_signal(stopped: SignalException, agent: Agent, console: Console) -> t
     return "interrupted", 128 + int(stopped.sigval)
 
 
-def _build(plan: LaunchPlan, director: Director) -> tuple[Agent, WorkerSpec]:
+def _build(plan: LaunchPlan, settings: TorchSettings, director: Director) -> tuple[Agent, WorkerSpec]:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
     from torch.distributed.launcher import api as launcher
@@ -173,7 +159,7 @@ def _build(plan: LaunchPlan, director: Director) -> tuple[Agent, WorkerSpec]:
     from ftrun.launch.agent import UNLIMITED_RESTARTS, Agent
     from ftrun.launch.logs import RunLogs
 
-    config, entrypoint, arguments = _torch_config(plan)
+    config = settings.config
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -192,8 +178,8 @@ def _build(plan: LaunchPlan, director: Director) -> tuple[Agent, WorkerSpec]:
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
-        entrypoint=entrypoint,
-        args=tuple(arguments),
+        entrypoint=settings.entrypoint,
+        args=tuple(settings.arguments),
         rdzv_handler=registry.get_rendezvous_handler(parameters),
         max_restarts=plan.limits.max_restarts or 0 if plan.limits.exactly else UNLIMITED_RESTARTS,
         monitor_interval=config.monitor_interval,
@@ -203,65 +189,5 @@ def _build(plan: LaunchPlan, director: Director) -> tuple[Agent, WorkerSpec]:
         **optional,
     )
     tee = plan.job.config.logs.tee
-    logs = RunLogs(plan.run_dir, _torch_logs(plan, config), None if tee == "all" else set(tee), plan.job.config.env)
-    agent = Agent(spec, logs, director, **_agent_options(plan, config))
-    return agent, spec
-
-
-def _torch_config(plan: LaunchPlan) -> tuple[LaunchConfig, Any, list[str]]:
-    """Torch's own configuration and command for the plan, with the bootstrap put before the script."""
-    from torch.distributed.run import config_from_args
-
-    namespace = plan.namespace
-    _settle_rendezvous(namespace)
-    workers = _local_world_size(namespace)
-    namespace.nproc_per_node = str(workers)
-    if workers > 1:
-        # What torch does next anyway, with a warning of six lines.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        config, entrypoint, arguments = config_from_args(namespace)
-    except (ValueError, AssertionError, RuntimeError) as error:
-        raise UsageError(f"torch refuses these options: {error or 'no reason given'}") from error
-    if not namespace.no_python and not namespace.run_path:
-        arguments = [arguments[0], "-m", _BOOTSTRAP, *arguments[1:]]
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    return config, entrypoint, arguments
-
-
-def _settle_rendezvous(namespace: argparse.Namespace) -> None:
-    """What ``torchrun`` does with its options before it makes a configuration of them."""
-    alone = str(namespace.nnodes) in ("1", "1:1")
-    static = namespace.rdzv_backend == "static" and not namespace.rdzv_endpoint and namespace.master_port is None
-    if namespace.standalone or (static and alone):
-        namespace.rdzv_backend = "c10d"
-        namespace.rdzv_endpoint = "localhost:0"
-        namespace.rdzv_id = str(uuid.uuid4())
-    if namespace.master_port is None:
-        namespace.master_port = 29500
-
-
-def _torch_logs(plan: LaunchPlan, config: LaunchConfig) -> LogsSpecs | None:
-    """Torch's log files, if one of torchrun's log options was given; the run directory's otherwise."""
-    asked = ("log_dir", "redirects", "tee", "local_ranks_filter", "logs_specs")
-    given = any(plan.launch[name].origin != "default" for name in asked if name in plan.launch)
-    return config.logs_specs if given else None
-
-
-def _agent_options(plan: LaunchPlan, config: LaunchConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"start_method": config.start_method}
-    own_files = _torch_logs(plan, config) is None
-    options["log_line_prefix_template"] = config.log_line_prefix_template or (_NoPrefix() if own_files else None)
-    if hasattr(config, "shutdown_timeout"):
-        given = plan.launch["shutdown_timeout"].origin != "default"
-        options["shutdown_timeout"] = config.shutdown_timeout if given else int(plan.grace)
-    return options
-
-
-class _NoPrefix(str):
-    """An empty prefix that torch doesn't take for "none given": without options, torchrun's lines have no prefix."""
-
-    __slots__ = ()
-
-    def __bool__(self) -> bool:
-        return True
+    logs = RunLogs(plan.run_dir, settings.logs, None if tee == "all" else set(tee), plan.job.config.env)
+    return Agent(spec, logs, director, **settings.agent_options), spec

@@ -179,7 +179,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*names, dest=_OWN + dest, **settings)
 
     add("-c", "--config", dest="job_file", metavar="JOB.yaml", help="job file; the command line overrides it")
-    add("--name", dest="name", help="name of the run: runs/NAME, which continues where it stopped")
+    add("--name", dest="name", metavar="NAME", help="name of the run: runs/NAME, which continues where it stopped")
     add("--run-dir", dest="run_dir", metavar="DIR", help="run directory, in place of runs/NAME")
     flag: dict[str, Any] = {"action": "store_true"}
     add("--fresh", dest="fresh", help="start over; the old run directory is moved aside", **flag)

@@ -86,6 +86,8 @@ class Session:
         self._stop_asked: str | None = None
         self._told = False
         self._began = False
+        self._restore_told = False
+        self._handlers: dict[signal.Signals, Any] = {}
         self._driven = False
         self._data_wait = 0.0
         self._last_event = 0.0
@@ -105,6 +107,7 @@ class Session:
         self.resume: Checkpoint | None = None
         if stored is None or self._contract.resume is None:
             return
+        self._saved_at = stored.step
         self.resume = Checkpoint(
             step=stored.step,
             name=self._contract.resume,
@@ -130,7 +133,10 @@ class Session:
         place = Place.from_environment(os.environ)
         device = device_for(place)
         interval = None if every is None else Every(steps=_positive(every))
-        with default_group(place, device) if process_group else contextlib.nullcontext():
+        with (
+            default_group(place, device) if process_group else contextlib.nullcontext(),
+            contextlib.ExitStack() as leaving_last,
+        ):
             contract = WorkerContract.from_environment(os.environ)
             helper = None
             if contract is None:
@@ -139,6 +145,8 @@ class Session:
                 store = agreement.connect(place, scope)
                 helper = alone.settle(place, store, os.environ)
                 contract = helper.contract
+                if helper.lock is not None:
+                    leaving_last.callback(helper.lock.release)
             else:
                 store = agreement.connect(place, f"epoch-{contract.epoch}")
             for module in contract.callbacks:
@@ -157,7 +165,6 @@ class Session:
                 if helper is not None and helper.lock is not None:
                     code = {"finished": 0, "stopped": int(ExitCode.TRY_AGAIN)}.get(ended, 1)
                     session._tell(events.RunEnded(outcome=ended, exit_code=code))
-                    helper.lock.release()
 
     def track(self, **objects: Any) -> None:
         """Say what a checkpoint holds, and get it back: when there is a commit, every object is restored here.
@@ -183,6 +190,8 @@ class Session:
                 self._watch(name, value)
             self._unclaimed.discard(name)
         self._restore_rest()
+        if not self._unclaimed:
+            self._tell_restored()
 
     def _watch(self, name: str, value: Any) -> None:
         import torch
@@ -233,6 +242,8 @@ class Session:
         """
         from ftrun.data.loader import DataLoader
 
+        if self._began:
+            raise UsageError("ft.loader() comes before the first step, so that it continues where it was.")
         count = len(self._loaders) + 1
         name = name or ("data" if count == 1 else f"data{count}")
         if name in self._loaders:
@@ -269,7 +280,7 @@ class Session:
         self._check_batches(batches)
         self._check_total(_positive(total))
         self._driven = True
-        self._begin()
+        self._begin(rewind=True)
         try:
             while self.step < total:
                 before = self.step
@@ -317,8 +328,12 @@ class Session:
         self._total = total
         self._pulse.expect(total)
 
-    def _begin(self) -> None:
-        """Once, before the first step: everything that is restored is in place, and signals ask for a stop."""
+    def _begin(self, *, rewind: bool = False) -> None:
+        """Once: everything that is restored is in place, and signals ask for a stop.
+
+        :meth:`steps` gets here before the first step, and takes back what building things drew since
+        :meth:`track`. A loop of one's own gets here after its first step, whose draws and gradients must stay.
+        """
         if self._began:
             return
         if self._unclaimed and self.resume is not None:
@@ -328,14 +343,20 @@ class Session:
                 f"up with ft.track({min(self._unclaimed)}=None)."
             )
         self._began = True
-        if self.resume is not None:
-            for function in REGISTRY.at("restore"):
-                function(self.resume)
-        self._restore_rest()
+        self._tell_restored()
+        if rewind:
+            self._restore_rest()
         self._stored = None  # its tensors are not needed any more
         self._listen()
         self._pulse.phase(Phase.STEP)
         self._tell(events.StepsBegan(step=self.step, total=self._total))
+
+    def _tell_restored(self) -> None:
+        if self.resume is None or self._restore_told:
+            return
+        self._restore_told = True
+        for function in REGISTRY.at("restore"):
+            function(self.resume)
 
     def _listen(self) -> None:
         """SIGTERM and SIGINT ask for a stop at the next boundary; a second one ends the process at once."""
@@ -348,7 +369,7 @@ class Session:
                 signal.signal(each, signal.SIG_DFL)
 
         for each in _STOP_SIGNALS:
-            signal.signal(each, ask)
+            self._handlers[each] = signal.signal(each, ask)
 
     def log(self, **metrics: Any) -> None:
         """Note metrics of the current step: numbers, or tensors with one element. Rank 0's are kept.
@@ -443,7 +464,11 @@ class Session:
     def _collect(self, loaders: dict[str, Any]) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         for function in REGISTRY.at("save"):
-            extra.update(function() or {})
+            given = function()
+            if given is not None and not isinstance(given, dict):
+                name = getattr(function, "__qualname__", repr(function))
+                raise UsageError(f'@ftrun.on("save") {name}() returned {type(given).__name__}; return a dict, or None.')
+            extra.update(given or {})
         return {
             "tracked": {name: each.state_dict() for name, each in self._tracked.items()},
             "gradients": self._gradients.capture(),
@@ -484,6 +509,10 @@ class Session:
         # Also after an error: what was staged before it deserves its commit, within the grace that is left.
         with contextlib.suppress(AgreementTimeout, CheckpointError):
             self._saver.close(_CLOSE_SECONDS)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+            self._handlers.clear()
 
     def _tell(self, event: events.Event) -> None:
         if self.rank == 0:

@@ -1,0 +1,119 @@
+"""From a plan to torch's own configuration, command and rendezvous settings. Makes nothing and writes no file."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftrun.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from ftrun.launch.plan import LaunchPlan
+
+_BOOTSTRAP = "ftrun.session.bootstrap"
+_LOG_OPTIONS = ("log_dir", "redirects", "tee", "local_ranks_filter", "logs_specs")
+
+
+@dataclass(frozen=True)
+class TorchSettings:
+    """What torch's agent is made from.
+
+    Attributes:
+        config: torch's launch configuration.
+        entrypoint: command of a worker, or the function that runs it with ``--run-path``.
+        arguments: its arguments, the bootstrap put before the script.
+        logs: what torchrun's log options ask for, or None where none was given.
+        agent_options: arguments of the agent's constructor.
+    """
+
+    config: LaunchConfig
+    entrypoint: Any
+    arguments: list[str]
+    logs: LogsSpecs | None
+    agent_options: dict[str, Any]
+
+
+def settle(plan: LaunchPlan) -> TorchSettings:
+    """Have torch read the options, as ``torchrun`` does.
+
+    Raises:
+        UsageError: torch refuses them, or this node hasn't got what they ask for.
+    """
+    from torch.distributed.run import config_from_args
+
+    namespace = plan.namespace
+    _settle_rendezvous(namespace)
+    workers = local_world_size(namespace.nproc_per_node)
+    namespace.nproc_per_node = str(workers)
+    if workers > 1:
+        # What torch does next anyway, with a warning of six lines.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    own_files = all(plan.launch[name].origin == "default" for name in _LOG_OPTIONS)
+    if own_files:
+        namespace.log_dir = os.devnull  # or torch makes a temporary directory that nobody uses
+    try:
+        config, entrypoint, arguments = config_from_args(namespace)
+    except (ValueError, AssertionError, RuntimeError, OSError) as error:
+        raise UsageError(f"torch refuses these options: {error or 'no reason given'}") from error
+    if not namespace.no_python and not namespace.run_path:
+        arguments = [arguments[0], "-m", _BOOTSTRAP, *arguments[1:]]
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    logs = None if own_files else config.logs_specs
+    return TorchSettings(config, entrypoint, arguments, logs, _agent_options(plan, config, own_files=own_files))
+
+
+def local_world_size(nproc_per_node: str) -> int:
+    """The number of workers on this node.
+
+    Raises:
+        UsageError: it is no number, or this node has no such devices.
+    """
+    from torch.distributed.run import determine_local_world_size
+
+    try:
+        size = int(determine_local_world_size(nproc_per_node))
+    except ValueError as error:
+        raise UsageError(
+            f"--nproc-per-node {nproc_per_node}: {error} Give a number, auto, cpu or gpu, as this node has it."
+        ) from error
+    if size < 1:
+        raise UsageError(f"--nproc-per-node {nproc_per_node}: at least one worker is needed.")
+    return size
+
+
+def _settle_rendezvous(namespace: argparse.Namespace) -> None:
+    """What ``torchrun`` does with its options before it makes a configuration of them."""
+    alone = str(namespace.nnodes) in ("1", "1:1")
+    # Up to torch 2.11 the port has a default, so there it counts as given.
+    static = namespace.rdzv_backend == "static" and not namespace.rdzv_endpoint and namespace.master_port is None
+    if namespace.standalone or (static and alone):
+        namespace.rdzv_backend = "c10d"
+        namespace.rdzv_endpoint = "localhost:0"
+        namespace.rdzv_id = str(uuid.uuid4())
+    if namespace.master_port is None:
+        namespace.master_port = 29500
+
+
+def _agent_options(plan: LaunchPlan, config: LaunchConfig, *, own_files: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"start_method": config.start_method}
+    options["log_line_prefix_template"] = config.log_line_prefix_template or (_NoPrefix() if own_files else None)
+    if hasattr(config, "shutdown_timeout"):
+        given = plan.launch["shutdown_timeout"].origin != "default"
+        options["shutdown_timeout"] = config.shutdown_timeout if given else int(plan.grace)
+    return options
+
+
+class _NoPrefix(str):
+    """An empty prefix that torch doesn't take for "none given": without options, torchrun's lines have no prefix."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return True
