@@ -56,6 +56,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry = Registry()
     monkeypatch.setattr(callbacks, "REGISTRY", registry)
     monkeypatch.setattr("ftrun.session.session.REGISTRY", registry)
+    monkeypatch.setattr("ftrun.session.restoring.REGISTRY", registry)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     streams = random_state.capture()
     threads = torch.get_num_threads()

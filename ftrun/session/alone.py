@@ -8,6 +8,7 @@ and a run in it continues.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import os
@@ -21,12 +22,12 @@ import psutil
 
 from ftrun import events, pulse, rundir
 from ftrun.checkpoint import epochs, layout, reader
-from ftrun.contract import WorkerContract
+from ftrun.contract import ExitCode, WorkerContract
 from ftrun.errors import FtrunError, UsageError
 from ftrun.rundir import RUNS, RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from filelock import BaseFileLock
     from torch.distributed import Store
@@ -38,42 +39,55 @@ VARIABLE = "FTRUN_RUN_DIR"
 _KEY = "contract"
 
 
-class Alone:
-    """A worker without a launcher.
-
-    Attributes:
-        contract: what a launcher would have told it.
-        lock: of the run directory, on rank 0; held for as long as this object lives.
-    """
-
-    def __init__(self, contract: WorkerContract, lock: BaseFileLock | None) -> None:
-        self.contract = contract
-        self.lock = lock
-
-
-def settle(place: Place, store: Store | None, environment: Mapping[str, str]) -> Alone:
-    """Decide what a launcher would have decided. Called once on every rank, before anything is tracked.
+@contextlib.contextmanager
+def leading(place: Place, store: Store | None, environment: Mapping[str, str]) -> Iterator[WorkerContract]:
+    """Stand in for a launcher: decide what it would have decided, and on rank 0 hold the run directory meanwhile.
 
     Raises:
         UsageError: the run directory or its checkpoints can't be used.
     """
-    lock = None
-    if place.rank == 0:
-        made, lock = _publish(place, store, environment)
-    else:
-        if store is None:
-            raise AssertionError("a rank above 0 has a store")
-        text = bytes(store.get(_KEY)).decode()
-        if text.startswith("!"):
-            raise UsageError(text[1:])
-        read = WorkerContract.from_environment({WorkerContract.VARIABLE: text})
-        if read is None:
-            raise AssertionError("rank 0 published a contract")
-        made = read
-    directory = RunDir(made.run_path).worker(made.attempt, place.node, place.rank)
+    if place.rank != 0:
+        yield _at(place, _obey(store))
+        return
+    contract, lock = _publish(place, store, environment)
+    ended: BaseException | None = None
+    try:
+        yield _at(place, contract)
+    except BaseException as error:
+        ended = error
+        raise
+    finally:
+        log = events.EventLog(RunDir(contract.run_path).events(), attempt=contract.attempt, rank=0)
+        log.write(_outcome(ended))
+        lock.release()
+
+
+def _obey(store: Store | None) -> WorkerContract:
+    if store is None:
+        raise AssertionError("a rank above 0 has a store")
+    text = bytes(store.get(_KEY)).decode()
+    if text.startswith("!"):
+        raise UsageError(text[1:])
+    contract = WorkerContract.from_environment({WorkerContract.VARIABLE: text})
+    if contract is None:
+        raise AssertionError("rank 0 published a contract")
+    return contract
+
+
+def _at(place: Place, contract: WorkerContract) -> WorkerContract:
+    """The contract as it is for one rank, with a directory of its own."""
+    directory = RunDir(contract.run_path).worker(contract.attempt, place.node, place.rank)
     directory.mkdir(parents=True, exist_ok=True)
     pulse.create(directory / "pulse")
-    return Alone(dataclasses.replace(made, node=place.node, worker_dir=str(directory)), lock)
+    return dataclasses.replace(contract, node=place.node, worker_dir=str(directory))
+
+
+def _outcome(error: BaseException | None) -> events.RunEnded:
+    if error is None:
+        return events.RunEnded("finished", int(ExitCode.OK))
+    if isinstance(error, SystemExit) and error.code == ExitCode.TRY_AGAIN:
+        return events.RunEnded("stopped", int(ExitCode.TRY_AGAIN))
+    return events.RunEnded("failed", int(ExitCode.FAILED))
 
 
 def _publish(place: Place, store: Store | None, environment: Mapping[str, str]) -> tuple[WorkerContract, BaseFileLock]:

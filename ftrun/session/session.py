@@ -3,41 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
 import queue
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from ftrun import events, inject, pulse
-from ftrun.contract import Every, ExitCode, WorkerContract
+from ftrun.checkpoint import state
+from ftrun.contract import Every, ExitCode
 from ftrun.errors import AgreementTimeout, CheckpointError, StateMismatch, UsageError
 from ftrun.pulse import Phase
 from ftrun.rundir import RunDir
-from ftrun.session import agreement, alone, gradients, random_state, saving, tracked
+from ftrun.session import gradients, random_state, saving, tracked
 from ftrun.session.agreement import Agreement
 from ftrun.session.callbacks import REGISTRY
-from ftrun.session.checkpoint import Checkpoint
-from ftrun.session.place import Place
-from ftrun.session.process_group import default_group, device_for
+from ftrun.session.metrics import StepNotes
+from ftrun.session.restoring import Restoration
+from ftrun.session.stopping import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import torch
+    from torch.distributed import Store
     from torch.utils.data import Dataset
 
+    from ftrun.contract import WorkerContract
     from ftrun.data.loader import DataLoader
+    from ftrun.session.checkpoint import Checkpoint
+    from ftrun.session.place import Place
 
     T = TypeVar("T")
 
 DEFAULT_EVERY = Every(seconds=600.0)
-_EVENT_PERIOD = 0.2
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _COMMIT_SECONDS = 600.0
+_CLOSE_SECONDS = 20.0
+_END: Any = object()
 
 
 class Session:
@@ -59,7 +61,7 @@ class Session:
         place: Place,
         device: torch.device,
         contract: WorkerContract,
-        store: Any = None,
+        store: Store | None = None,
         *,
         every: Every | None = None,
     ) -> None:
@@ -67,56 +69,30 @@ class Session:
         self.rank = place.rank
         self.world_size = place.world_size
         self.local_rank = place.local_rank
-        self._place = place
         self._contract = contract
-        self._store = store
         self._every = contract.every or every or DEFAULT_EVERY
-        self._log = events.EventLog(
-            RunDir(contract.run_path).events(contract.node), attempt=contract.attempt, rank=place.rank
-        )
+        events_file = RunDir(contract.run_path).events(contract.node)
+        self._log = events.EventLog(events_file, attempt=contract.attempt, rank=place.rank)
+        self._restoration = Restoration(contract, place)
+        self._tell(self._restoration.event())
+        self.resume: Checkpoint | None = self._restoration.checkpoint
+        self.step = self._restoration.step
         self._tracked: dict[str, Any] = {}
         self._loaders: dict[str, DataLoader[Any]] = {}
         self._gradients = gradients.PendingGradients()
-        self._metrics: dict[str, Any] = {}
+        self._notes = StepNotes()
+        self._stop = StopRequest(place.rank)
         self._commits: queue.SimpleQueue[Checkpoint] = queue.SimpleQueue()
-        self._total: int | None = None
-        self._saved_at: int | None = None
-        self._save_due = False
-        self._stop: str | None = None
-        self._stop_asked: str | None = None
-        self._told = False
-        self._began = False
-        self._restore_told = False
-        self._handlers: dict[signal.Signals, Any] = {}
-        self._driven = False
-        self._data_wait = 0.0
-        self._last_event = 0.0
-        self._last_save = time.monotonic()
         self._saver = saving.Saver(place, contract, self._log, self._commits.put)
-        self._pulse = pulse.Pulse(Path(contract.worker_dir) / "pulse")
-        self._load()
-        self._pulse.own(base=self.step)
         self._agreement = Agreement(place, store, first_point=self.step + 1)
-
-    def _load(self) -> None:
-        started = time.monotonic()
-        stored = saving.load(self._contract, self._place)
-        self._stored = stored
-        self.step = stored.step if stored is not None else 0
-        self._unclaimed = set(stored.value["tracked"]) if stored is not None else set()
-        self.resume: Checkpoint | None = None
-        if stored is None or self._contract.resume is None:
-            return
-        self._saved_at = stored.step
-        self.resume = Checkpoint(
-            step=stored.step,
-            name=self._contract.resume,
-            root=self._contract.root,
-            total=stored.total,
-            reason=stored.manifest.reason,
-            extra=stored.value["extra"],
-        )
-        self._tell(events.Restored(self.step, self._contract.resume, time.monotonic() - started))
+        self._pulse = pulse.Pulse(Path(contract.worker_dir) / "pulse")
+        self._pulse.own(base=self.step)
+        self._total: int | None = None
+        self._saved_at: int | None = self.step if self.resume is not None else None
+        self._save_due = False
+        self._last_save = time.monotonic()
+        self._began = False
+        self._driven = False
 
     @classmethod
     @contextlib.contextmanager
@@ -130,41 +106,10 @@ class Session:
         Raises:
             UsageError: the run can't be resumed or its directory can't be used.
         """
-        place = Place.from_environment(os.environ)
-        device = device_for(place)
-        interval = None if every is None else Every(steps=_positive(every))
-        with (
-            default_group(place, device) if process_group else contextlib.nullcontext(),
-            contextlib.ExitStack() as leaving_last,
-        ):
-            contract = WorkerContract.from_environment(os.environ)
-            helper = None
-            if contract is None:
-                # Every restart under torchrun brings a new store or a new count; stale answers must not be read.
-                scope = f"alone-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-                store = agreement.connect(place, scope)
-                helper = alone.settle(place, store, os.environ)
-                contract = helper.contract
-                if helper.lock is not None:
-                    leaving_last.callback(helper.lock.release)
-            else:
-                store = agreement.connect(place, f"epoch-{contract.epoch}")
-            for module in contract.callbacks:
-                _import(module)
-            session = cls(place, device, contract, store, every=interval)
-            ended = "failed"
-            try:
-                yield session
-                session._leave()
-                ended = "finished"
-            except SystemExit as leaving:
-                ended = "stopped" if leaving.code == ExitCode.TRY_AGAIN else "failed"
-                raise
-            finally:
-                session._close()
-                if helper is not None and helper.lock is not None:
-                    code = {"finished": 0, "stopped": int(ExitCode.TRY_AGAIN)}.get(ended, 1)
-                    session._tell(events.RunEnded(outcome=ended, exit_code=code))
+        from ftrun.session import opening  # which needs this class
+
+        with opening.opened(every=every, process_group=process_group) as session:
+            yield session
 
     def track(self, **objects: Any) -> None:
         """Say what a checkpoint holds, and get it back: when there is a commit, every object is restored here.
@@ -181,52 +126,20 @@ class Session:
         """
         if self._began:
             raise UsageError("ft.track() comes before the first step, so that what it restores is used by all of them.")
-        for name, value in objects.items():
-            if value is not None:
-                value = tracked.unwrapped(value)
-                tracked.require_stateful(name, value)
-                self._restore(name, value)
-                self._tracked[name] = value
-                self._watch(name, value)
-            self._unclaimed.discard(name)
-        self._restore_rest()
-        if not self._unclaimed:
-            self._tell_restored()
-
-    def _watch(self, name: str, value: Any) -> None:
-        import torch
-
-        if isinstance(value, torch.optim.Optimizer):
-            self._gradients.watch(name, value)
-
-    def _restore(self, name: str, value: Any) -> None:
-        if self._stored is None or self.resume is None:
-            return
-        states = self._stored.value["tracked"]
-        if name not in states:
-            raise StateMismatch(
-                f"checkpoint {self.resume.name} holds no {name!r}; it holds {', '.join(states) or 'nothing'}. "
-                "Track it under its old name, leave it out, or start over with --fresh."
-            )
         self._pulse.phase(Phase.RESTORE)
-        tracked.restore(name, value, states[name], self.resume.name)
-
-    def _restore_rest(self) -> None:
-        """Pending gradients and random states; again at the first step, since building things draws numbers."""
-        if self._stored is None or self.resume is None:
-            return
-        value, own = self._stored.value, self._stored.own
-        pending = {name: each for name, each in value["gradients"].items() if name in self._tracked}
-        if pending and self._stored.manifest.world_size != self.world_size:
-            raise StateMismatch(
-                f"checkpoint {self.resume.name} was taken while gradients were being accumulated, on "
-                f"{self._stored.manifest.world_size} ranks; it resumes only on as many, not on {self.world_size}."
-            )
-        self._gradients.restore(pending)
-        if own:
-            random_state.restore(value["random"])
-        else:
-            random_state.derive(self.resume.name, self.rank)
+        for name, value in objects.items():
+            if value is None:
+                self._restoration.give_up(name)
+                continue
+            value = tracked.unwrapped(value)
+            tracked.require_stateful(name, value)
+            self._restoration.give(name, value)
+            self._tracked[name] = value
+            if isinstance(value, torch.optim.Optimizer):
+                self._gradients.watch(name, value)
+        self._restoration.give_rest(self._gradients, set(self._tracked))
+        if self._restoration.all_claimed:
+            self._restoration.tell()
 
     def loader(self, dataset: Dataset[T], *, name: str | None = None, **arguments: Any) -> DataLoader[T]:
         """A data loader that continues at the exact sample; see :class:`ftrun.DataLoader` for its arguments.
@@ -238,7 +151,7 @@ class Session:
 
         Raises:
             StateMismatch: the checkpoint's position belongs to other data.
-            UsageError: arguments that can't work, or a name that is taken.
+            UsageError: arguments that can't work, a name that is taken, or steps have begun.
         """
         from ftrun.data.loader import DataLoader
 
@@ -249,15 +162,7 @@ class Session:
         if name in self._loaders:
             raise UsageError(f"ft.loader(name={name!r}): that name is taken; give each loader its own.")
         made: DataLoader[T] = DataLoader(dataset, rank=self.rank, world_size=self.world_size, **arguments)
-        stored = self._stored.value["loaders"].get(name) if self._stored is not None else None
-        if stored is not None:
-            made.load_state_dict(stored)
-        elif self._stored is not None and self.resume is not None:
-            raise StateMismatch(
-                f"checkpoint {self.resume.name} holds no position of a loader {name!r}; it holds "
-                f"{', '.join(self._stored.value['loaders']) or 'none'}. Make the loaders as before, or start over "
-                "with --fresh."
-            )
+        self._restoration.give_loader(name, made)
         self._loaders[name] = made
         return made
 
@@ -278,7 +183,7 @@ class Session:
             SystemExit: with 75, when the run was asked to stop and its state is committed.
         """
         self._check_batches(batches)
-        self._check_total(_positive(total))
+        self._check_total(positive(total))
         self._driven = True
         self._begin(rewind=True)
         try:
@@ -298,13 +203,13 @@ class Session:
             batch = self.step if source is None else next(source, _END)
             if batch is _END:
                 return
-            self._data_wait += time.monotonic() - waited
+            self._notes.data_wait += time.monotonic() - waited
             inject.fire_if_due(self._contract, self.rank, self.step + 1)
             yield batch
             self.step_end()
             if self.should_save():
                 self._save("interval")
-            if self._stop is not None:
+            if self.should_stop():
                 self._stop_now()
 
     def _check_batches(self, batches: object) -> None:
@@ -336,40 +241,17 @@ class Session:
         """
         if self._began:
             return
-        if self._unclaimed and self.resume is not None:
-            names = ", ".join(sorted(self._unclaimed))
-            raise StateMismatch(
-                f"checkpoint {self.resume.name} holds {names}, which this script doesn't track. Track it, or give it "
-                f"up with ft.track({min(self._unclaimed)}=None)."
-            )
+        self._restoration.require_all_claimed()
         self._began = True
-        self._tell_restored()
+        self._restoration.tell()
         if rewind:
-            self._restore_rest()
-        self._stored = None  # its tensors are not needed any more
-        self._listen()
+            self._restoration.give_rest(self._gradients, set(self._tracked))
+        self._restoration.forget()
+        # What can't be stored is said now, and not when the first checkpoint is due.
+        state.encode({"tracked": self._states()})
+        self._stop.listen()
         self._pulse.phase(Phase.STEP)
         self._tell(events.StepsBegan(step=self.step, total=self._total))
-
-    def _tell_restored(self) -> None:
-        if self.resume is None or self._restore_told:
-            return
-        self._restore_told = True
-        for function in REGISTRY.at("restore"):
-            function(self.resume)
-
-    def _listen(self) -> None:
-        """SIGTERM and SIGINT ask for a stop at the next boundary; a second one ends the process at once."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-
-        def ask(number: int, _frame: object) -> None:
-            self._stop_asked = signal.Signals(number).name
-            for each in _STOP_SIGNALS:
-                signal.signal(each, signal.SIG_DFL)
-
-        for each in _STOP_SIGNALS:
-            self._handlers[each] = signal.signal(each, ask)
 
     def log(self, **metrics: Any) -> None:
         """Note metrics of the current step: numbers, or tensors with one element. Rank 0's are kept.
@@ -377,7 +259,7 @@ class Session:
         A tensor is read only when it is written down, a few times a second at most, so logging a loss that is
         still being computed does not hold the loop up.
         """
-        self._metrics.update(metrics)
+        self._notes.metrics.update(metrics)
 
     def step_end(self, **metrics: Any) -> None:
         """Say that a step is complete. :meth:`steps` does this by itself; a loop of one's own calls it.
@@ -386,34 +268,34 @@ class Session:
         the loop ``if ft.should_stop()``.
         """
         self._begin()
-        self._metrics.update(metrics)
+        self._notes.metrics.update(metrics)
         self.step += 1
         for each in self._loaders.values():
             each.commit()
         self._pulse.step(self.step)
+        self._agree()
+        for function in REGISTRY.at("step"):
+            function(self.step, dict(self._notes.metrics))
+        self._announce_commits()
+        if self.rank == 0:
+            self._tell(self._notes.event(self.step, last=self.step == self._total))
+        self._notes.metrics.clear()
+        if not self._driven:
+            inject.fire_if_due(self._contract, self.rank, self.step + 1)
+
+    def _agree(self) -> None:
+        """What all ranks do at this boundary: from the step's number where that says it, else from rank 0."""
+        self._stop.pass_on(self._agreement)
         instruction = self._agreement.at(self.step, self._decide)
         steps = self._every.steps
         self._save_due = self.step % steps == 0 if steps is not None else bool(instruction and instruction.save)
         if instruction is not None and instruction.stop is not None:
-            self._stop = instruction.stop
-        self._tell_others()
-        for function in REGISTRY.at("step"):
-            function(self.step, dict(self._metrics))
-        self._announce_commits()
-        self._note_step()
-        self._metrics.clear()
-        if not self._driven:
-            inject.fire_if_due(self._contract, self.rank, self.step + 1)
+            self._stop.agreed = instruction.stop
 
     def _decide(self) -> tuple[bool, str | None]:
         """Rank 0, at a point: is a save due by the clock, and was a stop asked for, here or on another rank?"""
         due = self._every.seconds is not None and time.monotonic() - self._last_save >= self._every.seconds
-        return due, self._stop_asked or self._agreement.asked_to_stop()
-
-    def _tell_others(self) -> None:
-        if self._stop_asked is not None and not self._told and self.rank != 0:
-            self._agreement.ask_to_stop(self._stop_asked)
-            self._told = True
+        return due, self._stop.heard(self._agreement)
 
     def _announce_commits(self) -> None:
         functions = REGISTRY.at("commit")
@@ -424,17 +306,6 @@ class Session:
                 return
             for function in functions:
                 function(checkpoint)
-
-    def _note_step(self) -> None:
-        now = time.monotonic()
-        first = self._last_event == 0.0
-        last = self.step == self._total
-        if self.rank != 0 or not (first or last or now - self._last_event >= _EVENT_PERIOD):
-            return
-        self._last_event = now
-        metrics = {name: _number(name, value) for name, value in self._metrics.items()}
-        self._tell(events.Step(step=self.step, metrics=metrics, data_wait=self._data_wait))
-        self._data_wait = 0.0
 
     def should_save(self) -> bool:
         """Whether a checkpoint is due at this step boundary: the same answer on every rank."""
@@ -470,20 +341,23 @@ class Session:
                 raise UsageError(f'@ftrun.on("save") {name}() returned {type(given).__name__}; return a dict, or None.')
             extra.update(given or {})
         return {
-            "tracked": {name: each.state_dict() for name, each in self._tracked.items()},
+            "tracked": self._states(),
             "gradients": self._gradients.capture(),
             "loaders": loaders,
             "random": random_state.capture(),
             "extra": extra,
         }
 
+    def _states(self) -> dict[str, Any]:
+        return {name: each.state_dict() for name, each in self._tracked.items()}
+
     def request_stop(self, reason: str = "the script asked for it") -> None:
         """Ask all ranks to save and leave at a step boundary within about a second. Any rank may call it."""
-        self._stop_asked = reason
+        self._stop.ask(reason)
 
     def should_stop(self) -> bool:
         """Whether all ranks leave now: the same answer on every rank. For loops of one's own."""
-        return self._stop is not None
+        return self._stop.agreed is not None
 
     def _stop_now(self) -> None:
         self._save("stop")
@@ -498,51 +372,36 @@ class Session:
         self._pulse.phase(Phase.END)
         self._tell(events.StepsEnded(step=self.step, finished=True))
 
-    def _leave(self) -> None:
-        """The block ended well: what was saved is waited for, and a requested stop is honoured."""
-        if self._stop is not None:
+    def leave(self) -> None:
+        """The script's part ended well: what was saved is waited for, and a stop that was agreed on is honoured.
+
+        Called by :meth:`open` as its block ends.
+        """
+        if self.should_stop():
             self._stop_now()
         self._saver.wait(_COMMIT_SECONDS)
         self._announce_commits()
 
-    def _close(self) -> None:
-        # Also after an error: what was staged before it deserves its commit, within the grace that is left.
+    def close(self) -> None:
+        """Let go of everything, after an error too: what was staged before it gets a moment for its commit.
+
+        Called by :meth:`open` last of all.
+        """
         with contextlib.suppress(AgreementTimeout, CheckpointError):
             self._saver.close(_CLOSE_SECONDS)
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler or signal.SIG_DFL)
-            self._handlers.clear()
+        self._stop.unlisten()
 
-    def _tell(self, event: events.Event) -> None:
-        if self.rank == 0:
+    def _tell(self, event: events.Event | None) -> None:
+        if self.rank == 0 and event is not None:
             self._log.write(event)
 
 
-_END: Any = object()
-_CLOSE_SECONDS = 20.0
+def positive(number: int) -> int:
+    """A number of steps.
 
-
-def _positive(number: int) -> int:
+    Raises:
+        UsageError: it is none.
+    """
     if not isinstance(number, int) or number < 1:
         raise UsageError(f"a number of steps is a whole number from 1, not {number!r}.")
     return number
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"ft.log({name}=...): a metric is one number, not {type(value).__name__}: {error}") from error
-
-
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise UsageError(
-            f"callbacks: there is no module {module!r} (looked in the script's directory and the installed packages). "
-            "Check its name in the job file."
-        ) from error

@@ -1,0 +1,56 @@
+"""Opening a Session: under ftrun, under plain torchrun, and under plain python."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+from ftrun.contract import Every, WorkerContract
+from ftrun.errors import UsageError
+from ftrun.session import agreement, alone
+from ftrun.session.place import Place
+from ftrun.session.process_group import default_group, device_for
+from ftrun.session.session import Session, positive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[Session]:
+    """A Session for the length of a block; see :meth:`ftrun.Session.open`."""
+    place = Place.from_environment(os.environ)
+    device = device_for(place)
+    interval = None if every is None else Every(steps=positive(every))
+    contract = WorkerContract.from_environment(os.environ)
+    with contextlib.ExitStack() as stack:
+        if process_group:
+            stack.enter_context(default_group(place, device))
+        if contract is not None:
+            store = agreement.connect(place, f"epoch-{contract.epoch}")
+        else:
+            # Every restart under torchrun has a count of its own, so no answer of an earlier life is read.
+            store = agreement.connect(place, f"alone-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
+            contract = stack.enter_context(alone.leading(place, store, os.environ))
+        for module in contract.callbacks:
+            _import(module)
+        session = Session(place, device, contract, store, every=interval)
+        try:
+            yield session
+            session.leave()
+        finally:
+            session.close()
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise UsageError(
+            f"callbacks: there is no module {module!r} (looked in the script's directory and the installed packages). "
+            "Check its name in the job file."
+        ) from error

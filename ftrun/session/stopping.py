@@ -1,0 +1,61 @@
+"""Being asked to stop: by a signal, by the script, by another rank. Nothing happens before a step boundary."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ftrun.session.agreement import Agreement
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """What this rank has been asked, and what all ranks have agreed on. Training thread only, but for signals.
+
+    Attributes:
+        agreed: why all ranks stop now, or None.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._asked: str | None = None
+        self._passed_on = False
+        self._handlers: dict[signal.Signals, Any] = {}
+        self.agreed: str | None = None
+
+    def ask(self, reason: str) -> None:
+        """Ask all ranks to stop; rank 0 hears of it at the end of this step."""
+        self._asked = reason
+
+    def listen(self) -> None:
+        """Have SIGTERM and SIGINT ask; a second one ends the process at once."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self._asked = signal.Signals(number).name
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+
+    def unlisten(self) -> None:
+        """Put the handlers back that were there before."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._handlers.clear()
+
+    def pass_on(self, agreement: Agreement) -> None:
+        """Tell rank 0, once, from any other rank."""
+        if self._asked is not None and not self._passed_on and self._rank != 0:
+            agreement.ask_to_stop(self._asked)
+            self._passed_on = True
+
+    def heard(self, agreement: Agreement) -> str | None:
+        """Rank 0, at a point: what it or another rank was asked."""
+        return self._asked or agreement.asked_to_stop()
