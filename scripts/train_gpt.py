@@ -94,12 +94,15 @@ def learning_rate(step: int, total: int) -> float:
 
 @ftrun.entrypoint(every=50)
 def main(ft: ftrun.Session, arguments: argparse.Namespace) -> None:
+    torch.use_deterministic_algorithms(arguments.deterministic)
     torch.manual_seed(17)  # the same weights on every rank
     model = GPT().to(ft.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     schedule = functools.partial(learning_rate, total=arguments.steps)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     parallel = nn.parallel.DistributedDataParallel(model) if ft.world_size > 1 else model
+
+    bfloat16 = ft.device.type == "cuda" and torch.cuda.is_bf16_supported()
 
     loader = ft.loader(StandardLibrary(), global_batch=arguments.batch, shuffle=True, seed=17)
     ft.track(model=model, optimizer=optimizer, scheduler=scheduler)  # restored here when there is a commit
@@ -110,7 +113,7 @@ def main(ft: ftrun.Session, arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     for batch in ft.steps(loader, total=arguments.steps):  # continues at the exact sample
         batch = batch.to(ft.device)
-        with torch.autocast(ft.device.type, torch.bfloat16, enabled=ft.device.type == "cuda"):
+        with torch.autocast(ft.device.type, torch.bfloat16, enabled=bfloat16):
             logits = parallel(batch[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
@@ -132,4 +135,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=300, help="steps in all")
     parser.add_argument("--batch", type=int, default=32, help="sequences in one step of all ranks together")
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="equal numbers every time on a GPU too"
+    )
     main(parser.parse_args())
