@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from session_kit import here, launch  # noqa: F401 - fixtures of the Session's tests
 
 from ftrun import events
 from ftrun.rundir import RunDir
