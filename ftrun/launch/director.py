@@ -196,6 +196,18 @@ class Director:
             return None
         return str(commit.name) if commit else None
 
+    def commit_step(self) -> int | None:
+        """Step of the commit that the next start would resume from, or None."""
+        newest = self._newest_commit()
+        return layout.AttemptName.of(newest).step if newest is not None else None
+
+    @property
+    def how_to_continue(self) -> str:
+        """What to type to go on, as the start of a sentence."""
+        if self._plan.named:
+            return "the same command goes on"
+        return f"the same command with --run-dir {self._console.short(self._plan.run_dir.path)} goes on"
+
     def _beats(self) -> list[pulse.Beat]:
         paths = [self._plan.run_dir.worker(self._current.attempt, self._node, rank) for rank in self._ranks]
         return [beat for path in paths if (beat := pulse.read(path / "pulse")) is not None]

@@ -120,7 +120,7 @@ def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, 
     except SignalException as stopped:
         # As torch does: closing the rendezvous would keep other nodes from ever meeting there again.
         close = False
-        return _after_signal(stopped, agent, console)
+        return _after_signal(stopped, agent, director, console)
     except RendezvousError as error:
         console.warn(f"the nodes did not meet: {error or type(error).__name__}. Check --rdzv-endpoint and --nnodes.")
         return "failed", ExitCode.FAILED
@@ -140,15 +140,20 @@ def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, 
     return decision.outcome, decision.exit_code
 
 
-def _after_signal(stopped: SignalException, agent: Agent, console: Console) -> tuple[str, int]:
-    """Workers that saved and left make it an orderly stop; otherwise it is the signal's own code."""
+def _after_signal(stopped: SignalException, agent: Agent, director: Director, console: Console) -> tuple[str, int]:
+    """With a commit to go on from, being stopped means "run me again"; without one it is the signal's own code."""
     name = signal.Signals(stopped.sigval).name
     codes = agent.exit_codes()
-    if codes and all(code == ExitCode.TRY_AGAIN for code in codes):
-        console.say(f"[yellow]■[/] stopped by {name} with a commit; the same command continues")
-        return "stopped", ExitCode.TRY_AGAIN
-    console.say(f"[yellow]■[/] stopped by {name}")
-    return "interrupted", 128 + int(stopped.sigval)
+    if codes and not any(codes) and None not in codes:
+        return "finished", ExitCode.OK  # the signal came after the work was done
+    step = director.commit_step()
+    if step is None:
+        console.say(f"[yellow]■[/] stopped by {name}, before there was a checkpoint")
+        return "interrupted", 128 + int(stopped.sigval)
+    saved = all(code == ExitCode.TRY_AGAIN for code in codes) and bool(codes)
+    how = "saved and stopped" if saved else "stopped without a last save"
+    console.say(f"[yellow]■[/] {how} on {name}; {director.how_to_continue} from step {step:,}")
+    return "stopped", ExitCode.TRY_AGAIN
 
 
 def _build(plan: LaunchPlan, settings: TorchSettings, director: Director) -> tuple[Agent, WorkerSpec]:

@@ -43,6 +43,7 @@ class LaunchPlan:
         launch: torchrun's options, every one, with the origin of its value.
         script: script, module or command.
         script_args: what follows it.
+        named: the same command finds this run again: it has a name or a directory.
         fresh: start over.
         continues: the run directory is there already.
         finished: ... and its run has reached its total.
@@ -58,6 +59,7 @@ class LaunchPlan:
     launch: dict[str, Resolved]
     script: str
     script_args: list[str]
+    named: bool
     fresh: bool
     continues: bool
     finished: bool
@@ -114,8 +116,8 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
     root = str(layout.Root.open(given_root).path) if given_root else str(run_dir.checkpoints)
     # A directory that ftrun didn't make is refused with --fresh too: it must not be moved aside.
     continues = run_dir.exists() and not line.fresh
+    named = line.name is not None or job.config.name is not None
     if continues:
-        named = line.name is not None or job.config.name is not None
         run_id = _identity(run_dir, run_id, named=named)
     past = history.load(run_dir) if continues else None
     return LaunchPlan(
@@ -126,6 +128,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
         launch=launch,
         script=script,
         script_args=args,
+        named=named or line.run_dir is not None,
         fresh=line.fresh,
         continues=continues,
         finished=past is not None and past.finished,
