@@ -5,9 +5,12 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line."""
-    from ftrun.cli.app import app
+    try:
+        from ftrun.cli.app import app
 
-    app()
+        app()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 if __name__ == "__main__":

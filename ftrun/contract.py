@@ -71,6 +71,7 @@ class WorkerContract:
         every: the checkpoint interval that the job asks for, or None to leave it to the script.
         keep_last: how many commits are kept.
         allow_new_total: resume although the script asks for another total.
+        alone: there is no launcher; the process stands in for one.
         faults: scripted faults.
         callbacks: modules to import for their callbacks.
         agent: process id of the agent, with whom the worker dies; 0 where there is none.
@@ -88,11 +89,22 @@ class WorkerContract:
     every: Every | None = None
     keep_last: int = 3
     allow_new_total: bool = False
+    alone: bool = False
     faults: tuple[Fault, ...] = ()
     callbacks: tuple[str, ...] = field(default=())
     agent: int = 0
 
     VARIABLE = "FTRUN_WORKER"
+
+    @property
+    def to_start_over(self) -> str:
+        """How the user starts over, as part of a message."""
+        return "start over in another FTRUN_RUN_DIR" if self.alone else "start over with --fresh"
+
+    @property
+    def to_allow_new_total(self) -> str:
+        """How the user goes on with another total, as part of a message."""
+        return f"`ftrun --run-dir {self.run_dir} --allow-new-total`" if self.alone else "--allow-new-total"
 
     @property
     def run_path(self) -> Path:

@@ -62,11 +62,13 @@ class CorruptCheckpoint(CheckpointError):
 
     Attributes:
         attempt: name of the checkpoint's directory.
+        detail: which file, and what is wrong with it.
     """
 
-    def __init__(self, message: str, attempt: str) -> None:
-        super().__init__(message)
+    def __init__(self, detail: str, attempt: str) -> None:
+        super().__init__(f"checkpoint {attempt}: {detail}; an older one is used on the next start")
         self.attempt = attempt
+        self.detail = detail
 
 
 class AgreementTimeout(FtrunError, TimeoutError):

@@ -69,11 +69,16 @@ class Restored(Event):
 
 @dataclass(frozen=True)
 class StepsBegan(Event):
-    """Rank 0 begins its first step of this attempt."""
+    """Rank 0 begins its first step of this attempt.
+
+    Without a Session (``exact`` False) steps are optimizer steps, counted from the start of the attempt: where the
+    script resumed is its own business.
+    """
 
     kind: ClassVar[str] = "steps_began"
     step: int
     total: int | None
+    exact: bool = True
 
 
 @dataclass(frozen=True)

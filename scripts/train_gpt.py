@@ -135,7 +135,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=300, help="steps in all")
     parser.add_argument("--batch", type=int, default=32, help="sequences in one step of all ranks together")
     parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
-    parser.add_argument(
-        "--deterministic", action="store_true", help="equal numbers every time on a GPU too"
-    )
+    parser.add_argument("--deterministic", action="store_true", help="equal numbers every time on a GPU too")
     main(parser.parse_args())

@@ -350,8 +350,7 @@ def test_resume_is_previewed(make: Callable[..., LaunchPlan], tmp_path: Path) ->
     name = commit(root, 40, epoch)
     assert make("--name llama train.py").resume == name
     assert make("--name llama --fresh train.py").resume is None
-    # A root that another run owns is not looked at: the claim refuses it.
-    assert make(f"--name other --set checkpoint.root={root.path} train.py").resume is None
+    assert "holds the run 'llama'" in refusal(make, f"--name other --set checkpoint.root={root.path} train.py")
     (root.path / "ckpt" / name / "MANIFEST.json").write_text("{torn")
     assert name in refusal(make, "--name llama train.py")
 

@@ -215,7 +215,7 @@ def test_shapes_that_do_not_fit_are_named(runner: Runner) -> None:
     result = runner.run("--nproc", "2", "--name", "shape", SMALL, "--total", "4000", "--width", "4")
     assert result.code == 2, result
     assert "weight: [1, 4] in the script, [1, 8] in the checkpoint" in result.err
-    assert result.err.count("weight: [1, 4]") == 1  # once, not once a rank
+    assert result.err.count("weight: [1, 4]") == 2  # once as it happens and once on the last screen, not once a rank
     assert runner.json("ckpt", "ls", "shape", "--json") == before
 
 
@@ -299,3 +299,40 @@ def test_callbacks_from_the_job_file(runner: Runner) -> None:
     missing = runner.run("-c", "job.yaml")
     assert missing.code == 2, missing
     assert "no module 'hoks'" in missing.err
+
+
+@pytest.mark.slow
+def test_checkpoints_that_are_gone_are_never_a_quiet_fresh_start(runner: Runner) -> None:
+    assert runner.run("--name", "lost", SMALL, *STOPS).code == 75
+    (runner.run_dir("lost").checkpoints).rename(runner.cwd / "moved")
+    result = runner.run("--name", "lost", SMALL, "--total", "4000")
+    assert result.code == 2, result
+    assert "there is no checkpoint in" in result.err
+    assert len(of(runner, "lost", events.AttemptStarted)) == 1
+    (runner.cwd / "moved").rename(runner.run_dir("lost").checkpoints)
+    again = runner.start("--name", "lost", SMALL, "--total", "4000", "--pace", "0.02")
+    eventually(lambda: len(of(runner, "lost", events.StepsBegan)) == 2, 60, "the run to go on")
+    again.process.send_signal(signal.SIGTERM)
+    assert again.wait(40).code == 75
+    assert of(runner, "lost", events.StepsBegan)[-1].event.step > 0
+
+
+def test_a_script_that_leaves_with_75_but_no_commit_is_told_so(runner: Runner) -> None:
+    script = runner.cwd / "leaves.py"
+    script.write_text("import sys\nsys.exit(75)\n")
+    result = runner.run(script)
+    assert result.code == 75
+    assert "left with code 75, without a commit" in result.err
+
+
+@pytest.mark.slow
+def test_a_plain_script_that_falls_is_restarted_and_nothing_is_made_up(runner: Runner) -> None:
+    (runner.cwd / "job.yaml").write_text(
+        f"name: plain\nscript: {SCRIPTS / 'plain_optimizer.py'}\nfaults: [{{at_step: 30, rank: 0, do: kill}}]\n"
+    )
+    result = runner.run("-c", "job.yaml")
+    assert result.code == 0, result
+    assert "from the start: there is no commit to resume from" in result.err
+    assert "to repeat" not in result.err
+    status = runner.json("status", "plain", "--json")
+    assert (status["restarts"], status["lost_steps"], status["seconds"]["repeating"]) == (1, 0, 0.0)

@@ -224,7 +224,7 @@ def test_a_users_mistake_is_one_message_and_code_2(capsys: pytest.CaptureFixture
     assert leaving.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("ftrun: ft.track(model=...): a value of type int has no state_dict")
+    assert "\nftrun: ft.track(model=...): a value of type int has no state_dict" in err
     assert "Traceback" not in err
     assert of(events.RunEnded) == [events.RunEnded(outcome="failed", exit_code=1)]
 

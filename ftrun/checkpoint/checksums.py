@@ -126,7 +126,7 @@ def _fill(file: BinaryIO, view: memoryview) -> int:
 
 
 def _corrupt(attempt: str, name: str, what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"checkpoint {attempt}: {name} {what}; an older one is used on restart", attempt)
+    return CorruptCheckpoint(f"{name} {what}", attempt)
 
 
 def to_hex(crc: int) -> str:

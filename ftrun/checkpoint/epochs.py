@@ -111,13 +111,23 @@ def _is_sound(record: EpochRecord) -> bool:
     return numbers and is_text(record.run_id) and (record.parent is None or is_text(record.parent))
 
 
-def _next(root: Root, run_id: str, *, fresh: bool, parent: str | None) -> EpochRecord:
-    before = current(root)
-    if before is not None and before.run_id != run_id and not fresh:
+def require_free_or_ours(root: Root, run_id: str) -> EpochRecord | None:
+    """The newest record, if there is one, when the root is this run's to use.
+
+    Raises:
+        UsageError: it holds another run.
+    """
+    record = current(root)
+    if record is not None and record.run_id != run_id:
         raise UsageError(
-            f"checkpoint root {root.path} holds the run {before.run_id!r}; this is {run_id!r}: set another "
-            f"checkpoint.root, name this run {before.run_id!r}, or start over there with --fresh"
+            f"checkpoint root {root.path} holds the run {record.run_id!r}; this is {run_id!r}: set another "
+            f"checkpoint.root, name this run {record.run_id!r}, or start over there with --fresh"
         )
+    return record
+
+
+def _next(root: Root, run_id: str, *, fresh: bool, parent: str | None) -> EpochRecord:
+    before = current(root) if fresh else require_free_or_ours(root, run_id)
     epoch = newest(root) + 1
     # Where every record is damaged, the lineage reaches back to the start: better an old commit than none.
     inherited = 1 if before is None else before.since

@@ -130,5 +130,4 @@ class _Load:
             raise CheckpointError(f"{path} can't be read: {error.strerror}; check the storage") from error
 
     def _corrupt(self, name: str, what: str) -> CorruptCheckpoint:
-        text = f"checkpoint {self._name}: {name} {what}; an older one is used on restart"
-        return CorruptCheckpoint(text, str(self._name))
+        return CorruptCheckpoint(f"{name} {what}", str(self._name))

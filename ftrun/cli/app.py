@@ -69,14 +69,10 @@ def root(
 ) -> None:
     """Launch PyTorch training as torchrun does, and resume from the latest committed checkpoint after a fault.
 
-    ftrun --nproc 2 train.py --lr 3e-4      run a script on two processes
+    `ftrun --nproc 2 train.py --lr 3e-4` runs a script on two processes. `ftrun -c job.yaml` runs a job; a named one
+    continues where it stopped. `ftrun status` says how the latest run is doing.
 
-    ftrun -c job.yaml                       run a job; a named one continues where it stopped
-
-    ftrun status                            how the latest run is doing
-
-    `ftrun run --help` lists the launch options. Exit codes: 0 done, 2 usage, 75 stopped with a commit: run it again,
-
+    `ftrun run --help` lists the launch options. Exit codes: 0 done, 2 usage, 75 stopped with a commit (run it again),
     76 gave up, 128+n signal n, otherwise the code of the worker that failed first.
     """
 

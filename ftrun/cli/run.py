@@ -35,13 +35,13 @@ def run(ctx: typer.Context) -> None:
     except FtrunError as error:
         fail(error)
         return
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
     sys.stdout.flush()
     raise SystemExit(code)
 
 
 def _show(made: LaunchPlan, *, as_json: bool) -> None:
+    from ftrun.cli.config import plain
+
     document = made.to_json()
     if as_json:
         print(json.dumps(document, indent=1))
@@ -49,10 +49,11 @@ def _show(made: LaunchPlan, *, as_json: bool) -> None:
     print(f"script      {' '.join([made.script, *made.script_args])}")
     print(f"run         {made.run_id} ({document['state']}) in {made.run_dir.path}")
     print(f"checkpoints {made.root}")
-    print(f"resume      {made.resume or 'nothing: a fresh start'}")
+    finished = made.finished and not made.contract.allow_new_total
+    print(f"resume      {'nothing: it is finished' if finished else made.resume or 'nothing: a fresh start'}")
     for name, resolved in made.launch.items():
         if resolved.origin != "default":
             print(f"launch.{name} = {resolved.value}   ({resolved.origin})")
     for setting in made.job.settings():
         if setting.origin != "default" and setting.path[0] != "launch":
-            print(f"{setting.name} = {setting.value}   ({setting.origin})")
+            print(f"{setting.name} = {plain(setting.value)}   ({setting.origin})")

@@ -14,10 +14,14 @@ from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError, RunDirError
 from ftrun.goodput import history as histories
 from ftrun.goodput import ledger
+from ftrun.goodput.screen import headline
 from ftrun.rundir import RUNS, RunDir
 
 if TYPE_CHECKING:
     from ftrun.goodput.history import History
+
+
+_MOST_FAILURES = 3
 
 
 def status(
@@ -43,14 +47,25 @@ def find(run: str, cwd: Path) -> RunDir:
         RunDirError: there is none.
     """
     if run:
-        for path in (cwd / RUNS / run, cwd / run):
+        places = (cwd / RUNS / run, cwd / run)
+        for path in places:
             if RunDir(path).resolved.is_file():
                 return RunDir(path)
-        raise RunDirError(f"no run {run!r} in {cwd / RUNS}, and no run directory of that path. See `ls {RUNS}`.")
-    found = [file.parent for depth in ("*", "*/*") for file in (cwd / RUNS).glob(f"{depth}/job.resolved.json")]
-    if not found:
-        raise RunDirError(f"no runs in {cwd / RUNS}. Start one with `ftrun train.py`, or name its directory.")
+        # Runs without a name lie in a directory of their script's.
+        found = [inside for path in places for inside in _runs(path, "*")]
+        if not found:
+            raise RunDirError(f"no run {run!r} in {cwd / RUNS}, and no run directory of that path. See `ls {RUNS}`.")
+    elif RunDir(cwd).resolved.is_file():
+        return RunDir(cwd)
+    else:
+        found = _runs(cwd / RUNS, "*") + _runs(cwd / RUNS, "*/*")
+        if not found:
+            raise RunDirError(f"no runs in {cwd / RUNS}. Start one with `ftrun train.py`, or name its directory.")
     return RunDir(max(found, key=_last_touched))
+
+
+def _runs(folder: Path, pattern: str) -> list[Path]:
+    return [file.parent for file in folder.glob(f"{pattern}/job.resolved.json")]
 
 
 def _last_touched(path: Path) -> float:
@@ -58,12 +73,25 @@ def _last_touched(path: Path) -> float:
     return events.stat().st_mtime if events.exists() else 0.0
 
 
+def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
+    """The commit that a start would resume from now, looked up in the checkpoint root; None where there is none."""
+    from ftrun.checkpoint import epochs, layout, reader
+
+    try:
+        identity = run_dir.identity()
+        root = layout.Root.open(identity.get("checkpoint_root", str(run_dir.checkpoints)))
+        record = epochs.current(root)
+        commit = reader.latest(root, identity["run_id"], since=record.since).commit if record is not None else None
+    except (FtrunError, KeyError):
+        return None
+    return {"step": commit.name.step, "name": str(commit.name)} if commit is not None else None
+
+
 def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
     """The run as one JSON document."""
     alive = past.outcome is None and rundir.in_use(run_dir.path)
     book = ledger.account(past.records, until=time.time() if alive else None)
     state = past.outcome or ("running" if alive else "dead" if past.launches else "new")
-    last = past.commits[-1] if past.commits else None
     left = past.total - past.step if past.total is not None else None
     return {
         "schema_version": 1,
@@ -81,7 +109,8 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
         "restarts": past.restarts,
         "lost_steps": past.lost_steps,
         "loss": past.losses[-1][1] if past.losses else None,
-        "last_commit": {"step": last.step, "name": last.checkpoint} if last else None,
+        "last_commit": usable_commit(run_dir),
+        "commits": len(past.commits),
         "failed_saves": past.save_failures,
         "failures": [
             {
@@ -100,8 +129,10 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
     }
 
 
-def _first_line(failure: dict[str, Any]) -> str:
-    return str(failure["message"]).partition("\n")[0]
+def _no_commit(document: dict[str, Any]) -> str:
+    if document["commits"]:
+        return f"none that can be used, of {document['commits']}; see `ftrun ckpt ls`"
+    return "none yet" if document["state"] == "running" else "none"
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -109,16 +140,19 @@ def _text(document: dict[str, Any]) -> str:
     pace = document["steps_per_second"]
     speed = f"   {pace:.3g} steps/s" if pace and document["state"] == "running" else ""
     left = document["seconds_left"]
-    commit = document["last_commit"]
+    commit, again = document["last_commit"], document["lost_steps"]
+    shown = document["failures"][-_MOST_FAILURES:]
     lines = [
-        f"{document['run']}   {document['state']}   {document['run_dir']}",
+        f"{document['run']}   {document['state'].replace('_', ' ')}   {document['run_dir']}",
         f"  step       {document['step']:,}{total}{speed}" + (f"   {format_duration(left)} left" if left else ""),
         f"  loss       {document['loss']:.4g}" if document["loss"] is not None else "",
-        f"  commit     step {commit['step']:,}   {commit['name']}" if commit else "  commit     none yet",
+        f"  commit     step {commit['step']:,}   {commit['name']}"
+        if commit
+        else f"  commit     {_no_commit(document)}",
         f"  attempts   {document['attempts']}",
-        f"  restarts   {document['restarts']}   {document['lost_steps']:,} steps done again",
-        *(f"             step {each['step']:,}: {_first_line(each)}" for each in document["failures"][-3:]),
-        f"  time       {format_duration(document['wall_seconds'])}   goodput {document['goodput']:.1%}",
+        f"  restarts   {document['restarts']}" + (f"   {again:,} steps done again" if again else ""),
+        *(f"             step {each['step']:,}: {headline(str(each['message']))}" for each in shown),
+        f"  time       {format_duration(document['wall_seconds'])}   {document['goodput']:.0%} of it in new steps",
     ]
     if document["state"] == "dead":
         lines.append("  The launcher is gone without a word. The same command continues from the last commit.")

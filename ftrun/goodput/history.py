@@ -48,6 +48,9 @@ class History:
         falls: failures, in order.
         commits: checkpoints that were committed, in order.
         save_failures: snapshots that did not become checkpoints.
+        unsaid_lost_steps: steps done again because a launcher died without a word.
+        launch_falls: how many of the failures are the last launcher's.
+        launch_stepped: the last launcher's attempts completed a step.
         losses: (step, loss), without what a restart took back.
         pace: recent steps per second, or None.
         last_time: time of the last event.
@@ -69,12 +72,17 @@ class History:
     falls: list[Fall] = field(default_factory=list)
     commits: list[events.Committed] = field(default_factory=list)
     save_failures: int = 0
+    unsaid_lost_steps: int = 0
+    launch_falls: int = 0
+    launch_stepped: bool = False
     losses: list[tuple[int, float]] = field(default_factory=list)
     pace: float | None = None
     last_time: float = 0.0
     records: list[Record] = field(default_factory=list)
     _beats: list[tuple[float, int]] = field(default_factory=list)
     _recovering: bool = False
+    _exact: bool = True
+    _exact_step: int | None = None
 
     @property
     def restarts(self) -> int:
@@ -83,8 +91,8 @@ class History:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that had to be done again, over all failures."""
-        return sum(fall.what.lost_steps for fall in self.falls)
+        """Steps that had to be done again, over all failures and vanished launchers."""
+        return sum(fall.what.lost_steps for fall in self.falls) + self.unsaid_lost_steps
 
     def add(self, record: Record) -> None:
         """Take one more event into account."""
@@ -97,6 +105,7 @@ class History:
             self._attempt_started(record, event)
         elif isinstance(event, events.StepsBegan):
             self.total = event.total
+            self._exact = event.exact
         elif isinstance(event, events.Step):
             self._step(record, event)
         elif isinstance(event, events.StepsEnded):
@@ -107,7 +116,9 @@ class History:
             self.save_failures += 1
         elif isinstance(event, events.Failed):
             self.falls.append(Fall(record.attempt, record.time, event))
+            self.launch_falls += 1
             self._recovering = event.restart
+            self._exact_step = None
             self.step = max(self.step, event.step)
         elif isinstance(event, events.RunEnded):
             self.outcome, self.exit_code = event.outcome, event.exit_code
@@ -117,6 +128,7 @@ class History:
         self.run_id, self.pid, self.host = event.run_id, event.pid, event.host
         self.started = self.started or record.time
         self.launches += 1
+        self.launch_falls, self.launch_stepped = 0, False
         self.outcome = self.exit_code = None
         self.finished = False
         # The launcher that wanted to restart is gone: what comes now is not its recovery.
@@ -125,6 +137,9 @@ class History:
     def _attempt_started(self, record: Record, event: events.AttemptStarted) -> None:
         self.attempts = max(self.attempts, record.attempt)
         self.world_size = event.world_size
+        if self._exact_step is not None:
+            self.unsaid_lost_steps += max(0, self._exact_step - event.resume_step)
+        self._exact_step = None
         self.step = event.resume_step
         self.losses = [(step, loss) for step, loss in self.losses if step <= event.resume_step]
         self._beats.clear()
@@ -132,6 +147,8 @@ class History:
 
     def _step(self, record: Record, event: events.Step) -> None:
         self.step = event.step
+        self.launch_stepped = True
+        self._exact_step = event.step if self._exact else None
         if self._recovering:
             self._recovering = False
             fall = self.falls[-1]

@@ -69,6 +69,7 @@ class _Fold:
         self._class: str | None = None
         self._since = 0.0
         self._reached = 0
+        self._exact = True
 
     def take(self, record: Record) -> None:
         event = record.event
@@ -80,9 +81,10 @@ class _Fold:
             return  # the last words of a worker whose launcher has left
         self.spend(record.time)
         if isinstance(event, events.StepsBegan):
-            self._class = "training" if event.step >= self._reached else "repeating"
+            self._exact = event.exact
+            self._class = self._stepping(event.step)
         elif isinstance(event, events.Step):
-            self._class = "training" if event.step >= self._reached else "repeating"
+            self._class = self._stepping(event.step)
             self._reached = max(self._reached, event.step)
         elif isinstance(event, events.Saved):
             self._move(event.seconds)
@@ -93,6 +95,9 @@ class _Fold:
             self._class = "recovering" if event.restart else "finishing"
         elif isinstance(event, events.RunEnded):
             self._class = None
+
+    def _stepping(self, step: int) -> str:
+        return "training" if step >= self._reached or not self._exact else "repeating"
 
     def spend(self, until: float) -> None:
         """Book the time since the last event; clocks that step back book nothing."""

@@ -36,12 +36,13 @@ def _lines(history: History, where: str) -> Iterator[str]:
     outcome = _OUTCOMES.get(history.outcome or "", history.outcome or "running")
     yield f"[bold]{escape(history.run_id)}[/]  {outcome}   [dim]{escape(where)}[/]"
     yield f"  steps      {history.step:,}{total}"
-    yield f"  restarts   {history.restarts}   [dim]{history.lost_steps:,} steps done again[/]"
-    for fall in history.falls[-_MOST_FALLS:]:
+    again = f"   [dim]{history.lost_steps:,} steps done again[/]" if history.lost_steps else ""
+    yield f"  restarts   {history.restarts}{again}"
+    for fall in history.falls[-min(_MOST_FALLS, history.launch_falls) :] if history.launch_falls else []:
         yield f"             [red]✗[/] {escape(_fall(fall))}"
     yield f"  commits    {len(history.commits)}{_last_commit(history)}{_failed_saves(history)}"
     yield f"  time       {format_duration(book.wall)}   [dim]{_seconds(book)}[/]"
-    if len(history.losses) >= _FEWEST_POINTS:
+    if history.launch_stepped and len(history.losses) >= _FEWEST_POINTS:
         yield "  loss"
         falls = [float(fall.what.step) for fall in history.falls]
         points = [(float(step), loss) for step, loss in history.losses]
@@ -50,9 +51,15 @@ def _lines(history: History, where: str) -> Iterator[str]:
 
 
 def _fall(fall: Fall) -> str:
-    message = fall.what.message.partition("\n")[0]
+    message = headline(fall.what.message)
     again = f"; training again after {format_duration(fall.training_again - fall.time)}" if fall.training_again else ""
     return f"step {fall.what.step:,}: {message}{again}"
+
+
+def headline(message: str) -> str:
+    """The first line of a message; with the second where the first only announces it."""
+    first, _, rest = message.partition("\n")
+    return f"{first} {rest.partition(chr(10))[0].strip()}" if first.endswith(":") and rest else first
 
 
 def _last_commit(history: History) -> str:

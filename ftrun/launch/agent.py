@@ -135,6 +135,9 @@ class Agent(LocalElasticAgent):
 
     def _ask_to_leave(self, number: signal.Signals) -> None:
         """Signal the ranks alone, not their children: a rank that loses its loader's workers can't finish its step."""
+        if not self._alive():
+            return
+        self._director.leaving(signal.Signals(number).name)
         for process in self._processes().values():
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):

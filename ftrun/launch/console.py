@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.console import Console as RichConsole
@@ -16,6 +18,35 @@ if TYPE_CHECKING:
     from ftrun.launch.policy import Decision
 
 _LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where an attempt starts: the commit, its step and how many ranks wrote it; and whether the run starts at all."""
+
+    resume: str | None
+    step: int
+    world_size: int | None
+    first: bool
+
+
+@dataclass(frozen=True)
+class Fall:
+    """What the console says of a fallen attempt.
+
+    Attributes:
+        attempt: its number.
+        where: ``after step 12``.
+        lost: steps to repeat.
+        log: what the rank at fault wrote to stderr.
+        shown: the console has shown that already.
+    """
+
+    attempt: int
+    where: str
+    lost: int
+    log: Path
+    shown: bool
 
 
 class Console:
@@ -33,37 +64,40 @@ class Console:
         """One line that deserves attention."""
         self.say(f"[yellow]! {escape(text)}[/]")
 
-    def attempt_started(self, attempt: int, world_size: int, resume: str | None, step: int) -> None:
+    def attempt_started(self, attempt: int, world_size: int, start: Start) -> None:
         """The worker group has been started."""
-        workers = f"{world_size} worker" + ("s" if world_size != 1 else "")
-        begin = f"resumes from step {step:,} [dim]({resume})[/]" if resume else "starts fresh"
+        before = start.world_size
+        changed = f" [yellow](before: {before})[/]" if before not in (None, world_size) else ""
+        workers = f"{world_size} worker" + ("s" if world_size != 1 else "") + changed
+        if start.resume is not None:
+            begin = f"resumes from step {start.step:,} [dim]({start.resume})[/]"
+        else:
+            begin = "starts fresh" if start.first else "from the start: there is no commit to resume from"
         self.say(f"[green]▶[/] attempt {attempt}: {workers}, {begin}")
 
-    def failed(self, attempt: int, what: Failure, decision: Decision, *, step: int, lost: int, directory: Path) -> None:
+    def failed(self, what: Failure, decision: Decision, fall: Fall) -> None:
         """The worker group has fallen, and what follows from it."""
         if decision.outcome == "stopped":
-            self.say(f"[yellow]■[/] attempt {attempt} {decision.reason} after step {step:,}")
+            self.say(f"[yellow]■[/] attempt {fall.attempt} {decision.reason}, {fall.where}")
             return
         head, *rest = what.message.splitlines() or [""]
-        where = f" after step {step:,}" if step else " before its first step"
-        self.say(f"[red]✗ attempt {attempt} failed{where}:[/] {escape(head)}")
+        self.say(f"[red]✗ attempt {fall.attempt} failed {fall.where}:[/] {escape(head)}")
         for line in rest:
             self.say(f"  {escape(line)}")
-        log = directory / "stderr.log"
-        if what.kind.value in ("code error", "exit") and what.exit_code != 2:
-            self._last_lines(log)
-        repeat = f"{lost:,} steps to repeat" if lost != 1 else "1 step to repeat"
-        self.say(f"  {repeat} · log: {escape(self.short(log))}")
+        if what.exit_code == -signal.SIGKILL:
+            self.say("  [dim]by hand, by a batch system, or because the host ran out of memory[/]")
+        if not fall.shown and what.kind.value in ("code error", "exit"):
+            self._last_lines(fall.log)
+        repeat = f"{fall.lost:,} steps to repeat · " if fall.lost > 1 else "1 step to repeat · " if fall.lost else ""
+        self.say(f"  {repeat}log: {escape(self.short(fall.log))}")
         arrow = "[green]↻[/] restarting" if decision.restart else "[red]■[/] not restarted"
         delay = f" in {format_duration(decision.delay)}" if decision.delay else ""
         self.say(f"{arrow}{delay}: {escape(decision.reason)}")
 
-    def training_again(self, step: int, seconds: float) -> None:
-        """The first step after a restart is complete."""
-        self.say(
-            f"[green]✓[/] training again: step {step:,} complete, "
-            f"{format_duration(seconds)} after the failure was noticed"
-        )
+    def training_again(self, step: int | None, seconds: float) -> None:
+        """The first step after a restart is complete; its number, where a Session counts."""
+        number = f"step {step:,} complete, " if step is not None else ""
+        self.say(f"[green]✓[/] training again: {number}{format_duration(seconds)} after the failure was noticed")
 
     def _last_lines(self, log: Path) -> None:
         try:

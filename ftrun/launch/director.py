@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun import events, pulse
 from ftrun.checkpoint import epochs, layout, reader
-from ftrun.errors import FtrunError, UsageError
-from ftrun.launch import failure, policy
+from ftrun.config.units import format_duration
+from ftrun.errors import FtrunError, NoValidCheckpoint, UsageError
+from ftrun.goodput import history
+from ftrun.launch import failure, plan, policy
+from ftrun.launch.console import Fall, Start
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -32,6 +35,7 @@ class Round:
     attempt: int
     resume: str | None
     resume_step: int
+    resume_world: int | None
     error: str | None = None
 
 
@@ -51,6 +55,7 @@ class Director:
         self._streak = 0
         self._resumed_last: str | None = None
         self._bad: set[str] = set()
+        self._warned: set[str] = set()
         self._made_a_step = False
         self._failed_at: float | None = None
         self.decision: Decision | None = None
@@ -85,7 +90,7 @@ class Director:
         try:
             chosen = self._choose()
         except FtrunError as error:
-            store.set(key, json.dumps(Round(0, 0, 0, None, 0, str(error)).__dict__))
+            store.set(key, json.dumps(Round(0, 0, 0, None, 0, None, str(error)).__dict__))
             raise
         store.set(key, json.dumps(chosen.__dict__))
         return chosen
@@ -93,20 +98,33 @@ class Director:
     def _choose(self) -> Round:
         fresh = self._plan.fresh and self._rounds == 1
         commit = None if fresh else self._latest()
+        if commit is None and not fresh:
+            epochs.require_free_or_ours(self._root, self._plan.run_id)
+            self._require_no_commit_is_lost()
         name = str(commit.name) if commit else None
         record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
         number = self._plan.run_dir.next_attempt()
-        return Round(record.epoch, record.since, number, name, commit.name.step if commit else 0)
+        if commit is None:
+            return Round(record.epoch, record.since, number, None, 0, None)
+        return Round(record.epoch, record.since, number, name, commit.name.step, commit.manifest.world_size)
 
     def _latest(self) -> Commit | None:
         """The commit to resume from; None where this run has none yet."""
         before = epochs.current(self._root)
         if before is None or before.run_id != self._plan.run_id:
-            return None  # claiming the epoch says so if the root belongs to another run
+            return None
         choice = reader.latest(self._root, self._plan.run_id, since=before.since, exclude=self._bad)
         for name, reason in choice.skipped:
-            self._console.warn(f"checkpoint {name} is passed over: {reason}")
+            if name not in self._warned:
+                self._warned.add(name)
+                self._console.warn(f"checkpoint {name} is passed over: {reason}")
         return choice.commit
+
+    def _require_no_commit_is_lost(self) -> None:
+        """The run's own events remember commits that the root doesn't show: it was emptied, or isn't mounted."""
+        commits = history.load(self._plan.run_dir).commits
+        if commits:
+            raise NoValidCheckpoint(plan.lost_commits(self._plan.run_id, commits[-1].step, self._plan.root))
 
     def _contract(self, current: Round) -> WorkerContract:
         return replace(
@@ -132,7 +150,15 @@ class Director:
             )
         )
         self._resumed_last = current.resume
-        self._console.attempt_started(current.attempt, world_size, current.resume, current.resume_step)
+        start = Start(current.resume, current.resume_step, current.resume_world, first=current.attempt == 1)
+        self._console.attempt_started(current.attempt, world_size, start)
+
+    def leaving(self, signal_name: str) -> None:
+        """Say at once that a request to stop has arrived, and what comes of it."""
+        self._console.say(
+            f"[yellow]■[/] {signal_name}: saving at the next step boundary (at most "
+            f"{format_duration(self.grace)}); once more ends it at once"
+        )
 
     def sessions_lead(self) -> bool:
         """Whether the workers of the current attempt run a Session, which knows how to leave in order."""
@@ -145,7 +171,8 @@ class Director:
         first = [beat for beat in self._beats() if beat.first_step]
         if first:
             earliest = min(first, key=lambda beat: beat.first_step)
-            self._console.training_again(earliest.base + 1, earliest.first_step - self._failed_at)
+            step = earliest.base + 1 if earliest.owned else None
+            self._console.training_again(step, earliest.first_step - self._failed_at)
             self._failed_at = None
 
     def decide(self, exits: list[failure.RankExit]) -> Decision:
@@ -160,7 +187,7 @@ class Director:
                 reader.mark_bad(self._root, what.attempt, what.message)
         newest = self._newest_commit()
         self._streak = 0 if newest not in (None, self._resumed_last) else self._streak
-        situation = policy.Situation(what, self._restarts, self._streak, self._made_a_step)
+        situation = policy.Situation(what, self._restarts, self._streak, self._made_a_step, newest is not None)
         self.decision = policy.decide(situation, self._plan.limits)
         self._record(what, self.decision, newest)
         if self.decision.restart:
@@ -171,7 +198,8 @@ class Director:
     def _record(self, what: failure.Failure, decision: Decision, newest: str | None) -> None:
         step = self._furthest()
         back_to = layout.AttemptName.of(newest).step if newest else 0
-        lost = max(0, step - back_to)
+        # A script without a Session resumes by its own means, if at all: what it repeats isn't known here.
+        lost = max(0, step - back_to) if self.sessions_lead() else 0
         self._log.write(
             events.Failed(
                 cause=what.kind.value,
@@ -185,8 +213,17 @@ class Director:
                 victims=list(what.victims),
             )
         )
-        directory = self._plan.run_dir.worker(self._current.attempt, self._node, what.rank)
-        self._console.failed(self._current.attempt, what, decision, step=step, lost=lost, directory=directory)
+        attempt = self._current.attempt
+        log = self._plan.run_dir.worker(attempt, self._node, what.rank) / "stderr.log"
+        tee = self._plan.job.config.logs.tee
+        shown = tee == "all" or self._ranks.index(what.rank) in tee
+        self._console.failed(what, decision, Fall(attempt, self._where(step), lost, log, shown))
+
+    def _where(self, step: int) -> str:
+        if self._steps_made():
+            return f"after step {step:,}"
+        resumed = f", while it resumed from step {self._current.resume_step:,}" if self._current.resume else ""
+        return f"before its first step{resumed}"
 
     def _newest_commit(self) -> str | None:
         try:

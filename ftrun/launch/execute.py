@@ -109,11 +109,13 @@ def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, 
 
     from ftrun.launch.director import Director
 
-    if "LOGLEVEL" not in os.environ:
-        # Torch's own words on a failure name a rank by guess; ftrun says it with the cause.
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     director = Director(plan, log, console)
     agent, spec = _build(plan, settings, director)
+    if "LOGLEVEL" not in os.environ:
+        # Torch's own words on a failure name a rank by guess; ftrun says it with the cause.
+        for name in logging.root.manager.loggerDict:
+            if name.startswith("torch.distributed.elastic"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
     close = True
     try:
         result = agent.run()

@@ -119,11 +119,11 @@ def _kind(each: RankExit) -> Kind:
 
 def _message(each: RankExit) -> str:
     if each.exit_code < 0:
-        hint = " (by hand, by a batch system, or because the host ran out of memory)" if each.exit_code == -9 else ""
-        return f"rank {each.rank} was ended by {signal_name(-each.exit_code)}{hint}"
-    if each.error is not None:
-        text = each.error.message.removeprefix("StateMismatch: ").removeprefix("UsageError: ")
-        return f"rank {each.rank}: {text}"
+        return f"rank {each.rank} was ended by {signal_name(-each.exit_code)}"
+    if each.error is not None and each.error.message not in ("", f"SystemExit: {each.exit_code}"):
+        # The names of ftrun's own errors mean nothing to the reader; their texts do.
+        text = each.error.message if each.error.kind == "exception" else each.error.message.partition(": ")[2]
+        return f"rank {each.rank}: {text.removeprefix('SystemExit: ')}"
     return f"rank {each.rank} exited with code {each.exit_code}"
 
 

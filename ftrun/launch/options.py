@@ -57,10 +57,13 @@ class LaunchParser:
                 [f"ftrun: a PET_* variable of a flag holds neither 0 nor 1 ({error}). See `env | grep PET_`."]
             ) from error
         self._parser.prog = "ftrun"
+        self._parser.usage = "ftrun [run] [options] SCRIPT [arguments of the script]"
         self._parser.description = "Launch a training script on this node, as torchrun does, and make faults cheap."
         self._torch_actions = [a for a in self._parser._actions if a.dest not in ("help", *_SCRIPT)]
         self._values = {action.dest: action.default for action in self._torch_actions}
         _add_own(self._parser)
+        groups = self._parser._action_groups
+        groups.insert(0, groups.pop())  # ftrun's few options before torchrun's many
         self._adapt()
 
     def _adapt(self) -> None:
@@ -71,6 +74,8 @@ class LaunchParser:
         for action in parser._actions:
             if action.dest != "help":
                 action.default = argparse.SUPPRESS
+            if action.dest == "max_restarts":
+                action.help = f"{action.help} Without it ftrun restarts as long as new commits come."
             if action.dest == "training_script":
                 action.nargs = "?"  # a job file may name it
         find_all = parser._get_option_tuples
@@ -95,7 +100,12 @@ class LaunchParser:
             unknown = message.removeprefix("unrecognized arguments:").split()
             options = [each for each in unknown if each.startswith("-")] or unknown
             findings = [self._unknown(each) for each in options]
-        raise ConfigError([*findings, "`ftrun run --help` lists all options; those of the script come after it."])
+        raise ConfigError(
+            [
+                *findings,
+                "`ftrun run --help` lists all options. Those of the script come after it, or into args: of a job file.",
+            ]
+        )
 
     def _unknown(self, option: str) -> str:
         known = list(self._parser._option_string_actions)

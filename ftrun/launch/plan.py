@@ -18,7 +18,7 @@ from ftrun.checkpoint import epochs, layout, reader
 from ftrun.config import origins
 from ftrun.config.load import JobFile, load_job, to_json
 from ftrun.contract import WorkerContract
-from ftrun.errors import CheckpointError, ConfigError, UsageError
+from ftrun.errors import CheckpointError, ConfigError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
 from ftrun.launch.policy import Limits
 from ftrun.rundir import RUNS, RunDir, timestamp
@@ -132,7 +132,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
         fresh=line.fresh,
         continues=continues,
         finished=past is not None and past.finished,
-        resume=None if line.fresh else _usable_preview(root, run_id),
+        resume=None if line.fresh else _resume(root, run_id, past),
         limits=_limits(line, job, launch),
         contract=_contract(line, job, run_dir, run_id, root),
     )
@@ -195,6 +195,8 @@ def _check_script(script: str, launch: Mapping[str, Resolved], cwd: Path) -> Non
             raise UsageError(f"no command {script!r} on the PATH. Check the spelling, or give its full path.")
         return
     path = cwd / script
+    if path.suffix in (".yaml", ".yml"):
+        raise UsageError(f"{script} looks like a job file: ftrun -c {script}")
     if path.is_dir():
         raise UsageError(f"{script} is a directory, not a script. Name a file in it, or run it as a module with -m.")
     if not path.is_file():
@@ -250,18 +252,31 @@ def _identity(run_dir: RunDir, run_id: str, *, named: bool) -> str:
 
 def _preview(root: str, run_id: str) -> str | None:
     where = layout.Root.open(root)
-    record = epochs.current(where)
-    if record is None or record.run_id != run_id:
+    record = epochs.require_free_or_ours(where, run_id)
+    if record is None:
         return None
     commit = reader.latest(where, run_id, since=record.since).commit
     return str(commit.name) if commit else None
 
 
-def _usable_preview(root: str, run_id: str) -> str | None:
+def _resume(root: str, run_id: str, past: history.History | None) -> str | None:
+    if Path(root).exists() and not Path(root).is_dir():
+        raise UsageError(f"the checkpoint root {root} is a file, not a directory. Choose another with checkpoint.root.")
     try:
-        return _preview(root, run_id)
+        name = _preview(root, run_id)
     except CheckpointError as error:
         raise UsageError(str(error)) from error
+    if name is None and past is not None and past.commits:
+        raise NoValidCheckpoint(lost_commits(run_id, past.commits[-1].step, root))
+    return name
+
+
+def lost_commits(run_id: str, step: int, root: str) -> str:
+    """What to say when a run remembers commits and its root has none."""
+    return (
+        f"{run_id} committed step {step:,}, but there is no checkpoint in {root}. Is it mounted, was it moved? "
+        "Put the checkpoints back, or start over with --fresh."
+    )
 
 
 def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> Limits:

@@ -40,12 +40,14 @@ class Situation:
         restarts: restarts so far, by this launcher.
         streak: restarts in a row without a new commit; 0 when there is a commit that the last restart didn't have.
         made_a_step: some attempt of this launcher completed a step.
+        has_commit: there is a commit to resume from.
     """
 
     failure: Failure
     restarts: int
     streak: int
     made_a_step: bool
+    has_commit: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ def decide(situation: Situation, limits: Limits) -> Decision:
     """Restart or stop."""
     failure = situation.failure
     if failure.kind is Kind.STOPPED:
-        return Decision(False, "stopped on request with a commit", exit_code=ExitCode.TRY_AGAIN, outcome="stopped")
+        reason = "stopped on request, with a commit" if situation.has_commit else "left with code 75, without a commit"
+        return Decision(False, reason, exit_code=ExitCode.TRY_AGAIN, outcome="stopped")
     if failure.kind is Kind.USAGE:
         return _stop(failure, "the same start would end the same way")
     if limits.exactly:
@@ -85,11 +88,12 @@ def decide(situation: Situation, limits: Limits) -> Decision:
     if situation.streak >= limits.no_progress:
         return Decision(
             False,
-            f"{_count(situation.streak, 'restart')} in a row without a new commit (restart.no_progress)",
+            f"{_count(situation.streak, 'restart')} in a row without a new commit (restart.no_progress)"
+            + ("" if situation.has_commit else "; no commit was ever made, so set checkpoint.every lower"),
             exit_code=ExitCode.GAVE_UP,
             outcome="gave_up",
         )
-    reason = f"restart {situation.streak + 1} of {limits.no_progress} without a new commit"
+    reason = f"{situation.streak + 1} of {limits.no_progress} allowed before the next commit"
     return Decision(True, reason, delay=backoff(situation.streak, limits))
 
 

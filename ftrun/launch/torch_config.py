@@ -80,8 +80,9 @@ def local_world_size(nproc_per_node: str) -> int:
     try:
         size = int(determine_local_world_size(nproc_per_node))
     except ValueError as error:
+        reason = str(error).rstrip(".") if str(nproc_per_node) in ("cpu", "gpu", "xpu", "auto") else "it is no number"
         raise UsageError(
-            f"--nproc-per-node {nproc_per_node}: {error} Give a number, auto, cpu or gpu, as this node has it."
+            f"--nproc-per-node {nproc_per_node}: {reason}. Give a number of workers, or auto, cpu or gpu."
         ) from error
     if size < 1:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: at least one worker is needed.")

@@ -50,6 +50,8 @@ def leading(place: Place, store: Store | None, environment: Mapping[str, str]) -
         yield _at(place, _obey(store))
         return
     contract, lock = _publish(place, store, environment)
+    begin = f"resumes from {contract.resume}" if contract.resume else "starts fresh"
+    _say(f"run in {contract.run_dir}, {begin}")
     ended: BaseException | None = None
     try:
         yield _at(place, contract)
@@ -58,8 +60,15 @@ def leading(place: Place, store: Store | None, environment: Mapping[str, str]) -
         raise
     finally:
         log = events.EventLog(RunDir(contract.run_path).events(), attempt=contract.attempt, rank=0)
-        log.write(_outcome(ended))
+        outcome = _outcome(ended)
+        log.write(outcome)
+        if outcome.outcome != "finished":
+            _say(f"{outcome.outcome}; {VARIABLE}={contract.run_dir} and the same command continue")
         lock.release()
+
+
+def _say(text: str) -> None:
+    print(f"ftrun  {text}", file=sys.stderr, flush=True)
 
 
 def _obey(store: Store | None) -> WorkerContract:
@@ -133,6 +142,7 @@ def _take_over(run_dir: RunDir, place: Place) -> WorkerContract:
         resume=name,
         node=0,
         worker_dir="",
+        alone=True,
     )
     _record(run_dir, made, place, continued=known, step=commit.name.step if commit is not None else 0)
     return made

@@ -57,7 +57,7 @@ class _Counter:
             return
         if self._counted is None:
             self._pulse.phase(Phase.STEP)
-            self._say(events.StepsBegan(step=0, total=None))
+            self._say(events.StepsBegan(step=0, total=None, exact=False))
         if self._counted is None or self._counted() is None:
             self._counted = weakref.ref(optimizer)
         if self._counted() is not optimizer:

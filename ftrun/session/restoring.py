@@ -36,6 +36,7 @@ class Restoration:
     def __init__(self, contract: WorkerContract, place: Place) -> None:
         started = time.monotonic()
         self._place = place
+        self._start_over = contract.to_start_over
         self._stored: RankState | None = saving.load(contract, place)
         self.seconds = time.monotonic() - started
         self.step = 0
@@ -95,7 +96,7 @@ class Restoration:
             what = "position of a loader " if kind == "loaders" else ""
             raise StateMismatch(
                 f"checkpoint {self.checkpoint.name} holds no {what}{name!r}; it holds "
-                f"{', '.join(states) or 'none'}. {way_out}, or start over with --fresh."
+                f"{', '.join(states) or 'none'}. {way_out}, or {self._start_over}."
             )
         self._unclaimed[kind].discard(name)
         return states[name]
@@ -146,7 +147,7 @@ class Restoration:
             )
         raise StateMismatch(
             f"checkpoint {self.checkpoint.name} holds the position of a loader {loaders[0]!r}, which this script "
-            "doesn't make. Make it with ft.loader(), or start over with --fresh."
+            f"doesn't make. Make it with ft.loader(), or {self._start_over}."
         )
 
     def tell(self) -> None:

@@ -145,5 +145,5 @@ def load(contract: WorkerContract, place: Place) -> RankState | None:
     except CorruptCheckpoint as error:
         # Without a launcher nobody else would, and the next start would choose it again.
         with contextlib.suppress(OSError):
-            reader.mark_bad(root, error.attempt, str(error))
+            reader.mark_bad(root, error.attempt, error.detail)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from ftrun.session.place import Place
 
     T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 DEFAULT_EVERY = Every(seconds=600.0)
 _COMMIT_SECONDS = 600.0
@@ -92,6 +95,7 @@ class Session:
         self._save_due = False
         self._last_save = time.monotonic()
         self._began = False
+        self._ended = False
         self._driven = False
 
     @classmethod
@@ -228,7 +232,7 @@ class Session:
             raise StateMismatch(
                 f"the checkpoint was taken in a run of {then:,} steps, and the script now asks for {total:,}. "
                 f"Schedules that depend on the total would bend. Ask for {then:,} again, go on anyway with "
-                "--allow-new-total, or start over with --fresh."
+                f"{self._contract.to_allow_new_total}, or {self._contract.to_start_over}."
             )
         self._total = total
         self._pulse.expect(total)
@@ -362,6 +366,7 @@ class Session:
     def _stop_now(self) -> None:
         self._save("stop")
         self._saver.wait(_COMMIT_SECONDS)
+        self._tell(self._notes.rest())
         self._tell(events.StepsEnded(step=self.step, finished=False))
         raise SystemExit(int(ExitCode.TRY_AGAIN))
 
@@ -370,6 +375,7 @@ class Session:
         self._saver.wait(_COMMIT_SECONDS)
         self._announce_commits()
         self._pulse.phase(Phase.END)
+        self._ended = True
         self._tell(events.StepsEnded(step=self.step, finished=True))
 
     def leave(self) -> None:
@@ -381,6 +387,14 @@ class Session:
             self._stop_now()
         self._saver.wait(_COMMIT_SECONDS)
         self._announce_commits()
+        if self._began and not self._ended:
+            # A loop of one's own, or one that was left early. Nobody but the script knows whether the state is that
+            # of a boundary now, so it isn't saved here.
+            self._tell(self._notes.rest())
+            self._tell(events.StepsEnded(step=self.step, finished=True))
+            if self.rank == 0 and self._saved_at != self.step:
+                last = f"its last checkpoint is of step {self._saved_at}" if self._saved_at else "without a checkpoint"
+                _log.warning("ftrun: the script ended at step %d, %s; ft.save() keeps the rest.", self.step, last)
 
     def close(self) -> None:
         """Let go of everything, after an error too: what was staged before it gets a moment for its commit.
