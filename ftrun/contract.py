@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftrun.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -124,7 +126,10 @@ class WorkerContract:
         text = environment.get(cls.VARIABLE)
         if not text:
             return None
-        document: dict[str, Any] = json.loads(text)
+        try:
+            document: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"{cls.VARIABLE} is not what ftrun sets ({error}). Unset it.") from error
         document["every"] = document["every"] and Every(**document["every"])
         document["faults"] = tuple(Fault(**fault) for fault in document["faults"])
         document["callbacks"] = tuple(document["callbacks"])

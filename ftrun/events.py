@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -217,6 +218,13 @@ class EventLog:
             durable.append_line(self._path, line)
 
 
+def mend(path: Path) -> None:
+    """End a last line that a crash of the machine left torn, so that the next event doesn't become part of it."""
+    with contextlib.suppress(OSError), path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n":
+            file.write(b"\n")
+
+
 def encode(event: Event, at: float, attempt: int, rank: int | None) -> bytes:
     """One event as a line of JSON; numbers that JSON lacks (NaN, infinities) become null."""
     head = {"v": SCHEMA_VERSION, "t": round(at, 6), "kind": event.kind, "attempt": attempt, "rank": rank}
@@ -239,11 +247,34 @@ def decode(line: bytes) -> Record | None:
     try:
         document = json.loads(line)
         cls = KINDS[document["kind"]]
-        names = {each.name for each in dataclasses.fields(cls)}
-        event = cls(**{name: value for name, value in document.items() if name in names})
+        types = {each.name: str(each.type) for each in dataclasses.fields(cls)}
+        event = cls(**{name: _typed(value, types[name]) for name, value in document.items() if name in types})
         return Record(float(document["t"]), int(document["attempt"]), document["rank"], event)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "bool": (bool,),
+    "dict": (dict,),
+    "list": (list,),
+}
+
+
+def _typed(value: Any, annotation: str) -> Any:
+    """A value, if it is what the event's field says, in the few types that events have.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if value is None and "None" in annotation:
+        return value
+    if not isinstance(value, _TYPES[annotation.partition("[")[0].partition(" ")[0]]):
+        raise TypeError(f"{annotation}: {value!r}")
+    return value
 
 
 def read(path: Path) -> Iterator[Record]:
@@ -254,5 +285,5 @@ def read(path: Path) -> Iterator[Record]:
                 record = decode(line)
                 if record is not None:
                     yield record
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return

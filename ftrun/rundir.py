@@ -91,10 +91,13 @@ class RunDir:
         Raises:
             RunDirError: the path is a file, or a directory that ftrun didn't make.
         """
-        if self.resolved.is_file():
-            return True
-        if not self.path.exists():
-            return False
+        try:
+            if self.resolved.is_file():
+                return True
+            if not self.path.exists():
+                return False
+        except OSError as error:
+            raise RunDirError(f"the run directory can't be {self.path}: {error.strerror}.") from error
         if not self.path.is_dir():
             raise RunDirError(f"{self.path} is a file, not a run directory. Choose another --run-dir.")
         foreign = sorted(item.name for item in self.path.iterdir() if not self._half_made(item))
@@ -124,6 +127,8 @@ class RunDir:
                 f"{self.resolved} can't be read ({error}). Put it back, or start over with --fresh, which keeps "
                 "the old directory beside the new one."
             ) from error
+        if not isinstance(document, dict):
+            raise RunDirError(f"{self.resolved} is no description of a run. Put it back, or start over with --fresh.")
         return document
 
     def create(self, identity: dict[str, Any]) -> None:

@@ -190,11 +190,47 @@ def test_a_failed_save_is_reported_and_training_goes_on(caplog: pytest.LogCaptur
     (failure,) = of(events.SaveFailed)
     assert (failure.step, [each.step for each in of(events.Committed)]) == (10, [5, 15, 17])
     assert "was not committed" in failure.error
-    assert "training goes on" in failure.error
-    assert f"ftrun: {failure.error}" in [each.getMessage() for each in caplog.records]
+    assert f"ftrun: {failure.error}; training goes on" in [each.getMessage() for each in caplog.records]
     assert committed() == [17, 15, 5]
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last state that can't be committed is tried again after milliseconds."""
+    monkeypatch.setattr("ftrun.session.session.RETRY_DELAYS", (0.01, 0.01, 0.01))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_last_state_is_tried_again_until_the_storage_is_back() -> None:
+    with open_session(every=None) as ft:
+        directory = RunDir(path_of("run")).checkpoints / "ckpt"
+        directory.write_text("in the way")
+        attempts = []
+
+        class MendsIt(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                attempts.append(record.getMessage())
+                if "tried again" in attempts[-1] and directory.is_file():
+                    directory.unlink()
+
+        handler = MendsIt()
+        logging.getLogger("ftrun.session.session").addHandler(handler)
+        try:
+            idle(ft, 3)
+        finally:
+            logging.getLogger("ftrun.session.session").removeHandler(handler)
+    assert committed() == [3]
+    assert of(events.RunEnded) == [events.RunEnded(outcome="finished", exit_code=0)]
+
+
+def test_one_loop_over_steps_is_not_inside_another() -> None:
+    with open_session() as ft:
+        for _ in ft.steps(total=1):
+            with pytest.raises(UsageError, match="can't be inside another"):
+                next(iter(ft.steps(total=1)))
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_run_whose_last_state_can_not_be_committed_fails() -> None:
     def break_it() -> None:
         eventually(lambda: of(events.Committed), 20, "the first commit")

@@ -205,7 +205,7 @@ def test_a_model_of_another_shape_is_refused() -> None:
         ft.track(model=nn.Linear(3, 5))
     assert f"the tracked 'model' doesn't fit checkpoint {of(events.Committed)[-1].checkpoint}" in str(refused.value)
     assert "weight: [5, 3] in the script, [4, 3] in the checkpoint" in str(refused.value)
-    assert "--fresh" in str(refused.value)
+    assert "start over" in str(refused.value)
     with open_session() as ft, pytest.raises(StateMismatch, match="and 3 more"):
         ft.track(model=nn.Sequential(*(nn.Linear(1, 1) for _ in range(3))))
     assert committed() == [5]
@@ -376,3 +376,29 @@ def test_a_run_directory_that_can_not_be_used_is_let_go_of() -> None:
 def test_a_run_directory_has_one_session_at_a_time() -> None:
     with open_session(), pytest.raises(RunDirError, match="in use"), open_session():
         pytest.fail("must not open")
+
+
+def test_an_optimizer_that_was_tracked_before_its_model_was_cast_comes_back_right() -> None:
+    def build() -> tuple[nn.Linear, torch.optim.Adam]:
+        model = nn.Linear(3, 2)
+        return model, torch.optim.Adam(model.parameters())
+
+    def train(ft: Session, model: nn.Linear, optimizer: torch.optim.Adam, total: int) -> None:
+        ft.track(optimizer=optimizer)
+        model.double()
+        ft.track(model=model)
+        for _ in ft.steps(total=total):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3).double()).sum().backward()
+            optimizer.step()
+            if ft.step == 4 and ft.resume is None:
+                ft.request_stop()
+
+    model, optimizer = build()
+    with pytest.raises(SystemExit), open_session() as ft:
+        train(ft, model, optimizer, 9)
+    again, restored = build()
+    with open_session() as ft:
+        train(ft, again, restored, 9)
+    assert committed()[0] == 9
+    assert all(each["exp_avg"].dtype == torch.float64 for each in restored.state.values())

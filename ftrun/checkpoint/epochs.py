@@ -92,8 +92,11 @@ def current(root: Root) -> EpochRecord | None:
 
 
 def newest(root: Root) -> int:
-    """The highest number that was ever claimed, 0 where there is none. Unreadable records count."""
-    return max(root.epochs(), default=0)
+    """The highest number that was ever claimed, 0 where there is none.
+
+    Unreadable records count, and so do attempts whose epoch has no record any more: a number is never used twice.
+    """
+    return max([*root.epochs(), *(name.epoch for name in root.attempts())], default=0)
 
 
 def read(root: Root, epoch: int) -> EpochRecord | None:

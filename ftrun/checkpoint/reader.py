@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ftrun.checkpoint.epochs import require_free_or_ours
 from ftrun.checkpoint.layout import LATEST, MANIFEST, AttemptName, Root, attempt_key, bad_key
 from ftrun.checkpoint.manifest import BadManifestError, Manifest, NewerFormatError
 from ftrun.errors import NoValidCheckpoint
@@ -127,6 +128,21 @@ def latest(root: Root, run_id: str, *, since: int = 0, exclude: Collection[str] 
     if skipped:
         raise NoValidCheckpoint(_no_valid(root, run_id, skipped))
     return Choice(None, ())
+
+
+def resume_point(root: Root, run_id: str, *, exclude: Collection[str] = frozenset()) -> Choice:
+    """What a start of this run resumes from: the newest whole commit of its lineage.
+
+    The epoch records say where the lineage began. Where none can be read every commit is a candidate: better an old
+    one than a quiet fresh start.
+
+    Raises:
+        NoValidCheckpoint: there are commits, and none of them can be used.
+        UsageError: the root belongs to another run, or a newer ftrun wrote the newest commit.
+        CheckpointError: the root can't be listed.
+    """
+    record = require_free_or_ours(root, run_id)
+    return latest(root, run_id, since=record.since if record is not None else 0, exclude=exclude)
 
 
 def mark_bad(root: Root, name: str | AttemptName, reason: str) -> None:

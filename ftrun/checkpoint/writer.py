@@ -197,4 +197,4 @@ def _explain(save: Save, error: Exception) -> FtrunError:
     kind = AgreementTimeout if isinstance(error, AgreementTimeout) else CheckpointError
     # Not chained: the traceback's frames would keep the whole snapshot in memory until the next save.
     _log.debug("%s", what, exc_info=error)
-    return kind(f"{what}; training goes on and the next save tries again")
+    return kind(f"{what}")

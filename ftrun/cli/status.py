@@ -75,13 +75,12 @@ def _last_touched(path: Path) -> float:
 
 def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
     """The commit that a start would resume from now, looked up in the checkpoint root; None where there is none."""
-    from ftrun.checkpoint import epochs, layout, reader
+    from ftrun.checkpoint import layout, reader
 
     try:
         identity = run_dir.identity()
         root = layout.Root.open(identity.get("checkpoint_root", str(run_dir.checkpoints)))
-        record = epochs.current(root)
-        commit = reader.latest(root, identity["run_id"], since=record.since).commit if record is not None else None
+        commit = reader.resume_point(root, identity["run_id"]).commit
     except (FtrunError, KeyError):
         return None
     return {"step": commit.name.step, "name": str(commit.name)} if commit is not None else None

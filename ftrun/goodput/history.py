@@ -82,6 +82,7 @@ class History:
     _beats: list[tuple[float, int]] = field(default_factory=list)
     _recovering: bool = False
     _exact: bool = True
+    _loop_ended: bool = True
     _exact_step: int | None = None
 
     @property
@@ -106,10 +107,12 @@ class History:
         elif isinstance(event, events.StepsBegan):
             self.total = event.total
             self._exact = event.exact
+            self._loop_ended = not event.exact
         elif isinstance(event, events.Step):
             self._step(record, event)
         elif isinstance(event, events.StepsEnded):
             self.step = event.step
+            self._loop_ended = event.finished
         elif isinstance(event, events.Committed):
             self.commits.append(event)
         elif isinstance(event, events.SaveFailed):
@@ -122,7 +125,8 @@ class History:
             self.step = max(self.step, event.step)
         elif isinstance(event, events.RunEnded):
             self.outcome, self.exit_code = event.outcome, event.exit_code
-            self.finished = event.outcome == "finished"
+            # Workers that all end well before their total (a time limit in the script, say) have not finished the run.
+            self.finished = event.outcome == "finished" and self._loop_ended
 
     def _run_started(self, record: Record, event: events.RunStarted) -> None:
         self.run_id, self.pid, self.host = event.run_id, event.pid, event.host

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _OUTCOMES = {
     "finished": "[green]✓ finished[/]",
+    "left": "[yellow]■ left before its end; the same command continues[/]",
     "stopped": "[yellow]■ stopped; the same command continues[/]",
     "interrupted": "[yellow]■ interrupted[/]",
     "gave_up": "[red]✗ gave up[/]",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ class Agent(LocalElasticAgent):
         self._run_logs = logs
         self._director = director
         self._stopping_since: float | None = None
+        self._asked_to_leave = False
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         fresh_store(worker_group.spec.rdzv_handler)
@@ -122,7 +124,7 @@ class Agent(LocalElasticAgent):
         deadline = time.monotonic() + _REAP_SECONDS
         for process in processes:
             # A worker in uninterruptible sleep can't be reaped: go on without it rather than wait for ever.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
         kill_sessions({process.pid for process in processes if process.returncode is not None})
 
@@ -137,6 +139,10 @@ class Agent(LocalElasticAgent):
         """Signal the ranks alone, not their children: a rank that loses its loader's workers can't finish its step."""
         if not self._alive():
             return
+        if self._asked_to_leave:
+            self._kill_all(signal.SIGKILL)  # asked a second time: now
+            return
+        self._asked_to_leave = True
         self._director.leaving(signal.Signals(number).name)
         for process in self._processes().values():
             if process.poll() is None:

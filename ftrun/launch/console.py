@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ftrun.launch.policy import Decision
 
 _LAST_LINES = 12
+_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class Console:
 
     def _last_lines(self, log: Path) -> None:
         try:
-            lines = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            with log.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()[-_LAST_LINES:]
         except OSError:
             return
         for line in lines:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun import events, pulse
@@ -57,6 +58,7 @@ class Director:
         self._bad: set[str] = set()
         self._warned: set[str] = set()
         self._made_a_step = False
+        self._stepped_before = plan.continues and plan.resume is not None
         self._failed_at: float | None = None
         self.decision: Decision | None = None
 
@@ -99,7 +101,6 @@ class Director:
         fresh = self._plan.fresh and self._rounds == 1
         commit = None if fresh else self._latest()
         if commit is None and not fresh:
-            epochs.require_free_or_ours(self._root, self._plan.run_id)
             self._require_no_commit_is_lost()
         name = str(commit.name) if commit else None
         record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
@@ -110,10 +111,7 @@ class Director:
 
     def _latest(self) -> Commit | None:
         """The commit to resume from; None where this run has none yet."""
-        before = epochs.current(self._root)
-        if before is None or before.run_id != self._plan.run_id:
-            return None
-        choice = reader.latest(self._root, self._plan.run_id, since=before.since, exclude=self._bad)
+        choice = reader.resume_point(self._root, self._plan.run_id, exclude=self._bad)
         for name, reason in choice.skipped:
             if name not in self._warned:
                 self._warned.add(name)
@@ -187,7 +185,9 @@ class Director:
                 reader.mark_bad(self._root, what.attempt, what.message)
         newest = self._newest_commit()
         self._streak = 0 if newest not in (None, self._resumed_last) else self._streak
-        situation = policy.Situation(what, self._restarts, self._streak, self._made_a_step, newest is not None)
+        # A killed rank of a run that has trained before is bad luck, wherever it was; other failures tell of a change.
+        known = what.kind is failure.Kind.KILLED and self._stepped_before
+        situation = policy.Situation(what, self._restarts, self._streak, self._made_a_step or known, newest is not None)
         self.decision = policy.decide(situation, self._plan.limits)
         self._record(what, self.decision, newest)
         if self.decision.restart:
@@ -200,6 +200,9 @@ class Director:
         back_to = layout.AttemptName.of(newest).step if newest else 0
         # A script without a Session resumes by its own means, if at all: what it repeats isn't known here.
         lost = max(0, step - back_to) if self.sessions_lead() else 0
+        if what.kind is failure.Kind.STOPPED and not decision.restart:
+            self._console.failed(what, decision, Fall(self._current.attempt, self._where(step), 0, Path(), shown=True))
+            return
         self._log.write(
             events.Failed(
                 cause=what.kind.value,
@@ -232,6 +235,17 @@ class Director:
             # Said again, and in full, when the next round looks for a commit to resume from.
             return None
         return str(commit.name) if commit else None
+
+    def loop_is_done(self) -> bool:
+        """Whether rank 0 has said that its loop reached its end, in the attempt that is running."""
+        records = [each for each in events.read(self._plan.run_dir.events()) if each.attempt == self._current.attempt]
+        ends = [each.event.finished for each in records if isinstance(each.event, events.StepsEnded)]
+        return bool(ends) and ends[-1]
+
+    def outcome_of_success(self) -> str:
+        """``finished``, or ``left`` when a Session's workers ended well before their loop did."""
+        exact = any(beat.owned and beat.made_a_step for beat in self._beats())
+        return "left" if exact and not self.loop_is_done() else "finished"
 
     def commit_step(self) -> int | None:
         """Step of the commit that the next start would resume from, or None."""

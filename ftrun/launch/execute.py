@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from ftrun import durable, events, rundir
 from ftrun.contract import ExitCode
 from ftrun.errors import FtrunError, UsageError
@@ -53,6 +55,7 @@ def execute(plan: LaunchPlan, command: list[str]) -> int:
             )
             return ExitCode.OK
         _prepare(plan, console)
+        events.mend(plan.run_dir.events())
         log = events.EventLog(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
         outcome, code = _supervise(plan, settings, log, console)
@@ -126,16 +129,20 @@ def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, 
     except RendezvousError as error:
         console.warn(f"the nodes did not meet: {error or type(error).__name__}. Check --rdzv-endpoint and --nnodes.")
         return "failed", ExitCode.FAILED
+    except OSError as error:
+        console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
+        console.say("The launcher can't go on without it. Make room or mend it, and start again.")
+        return "failed", ExitCode.FAILED
     except FtrunError as error:
         for line in str(error).splitlines():
-            console.say(f"[red]{line}[/]")
+            console.say(f"[red]{escape(line)}[/]")
         return "failed", ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
     finally:
         if close:
             with contextlib.suppress(RendezvousError):
                 spec.rdzv_handler.shutdown()
     if result is not None and not result.is_failed():
-        return "finished", ExitCode.OK
+        return director.outcome_of_success(), ExitCode.OK
     decision = director.decision
     if decision is None:
         return "failed", ExitCode.FAILED
@@ -147,7 +154,9 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     name = signal.Signals(stopped.sigval).name
     codes = agent.exit_codes()
     if codes and not any(codes) and None not in codes:
-        return "finished", ExitCode.OK  # the signal came after the work was done
+        return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
+    if director.loop_is_done():
+        return "finished", ExitCode.OK
     step = director.commit_step()
     if step is None:
         console.say(f"[yellow]■[/] stopped by {name}, before there was a checkpoint")

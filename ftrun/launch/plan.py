@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun.checkpoint import epochs, layout, reader
+from ftrun.checkpoint import layout, reader
 from ftrun.config import origins
 from ftrun.config.load import JobFile, load_job, to_json
 from ftrun.contract import WorkerContract
@@ -250,25 +250,16 @@ def _identity(run_dir: RunDir, run_id: str, *, named: bool) -> str:
     return str(recorded)
 
 
-def _preview(root: str, run_id: str) -> str | None:
-    where = layout.Root.open(root)
-    record = epochs.require_free_or_ours(where, run_id)
-    if record is None:
-        return None
-    commit = reader.latest(where, run_id, since=record.since).commit
-    return str(commit.name) if commit else None
-
-
 def _resume(root: str, run_id: str, past: history.History | None) -> str | None:
     if Path(root).exists() and not Path(root).is_dir():
         raise UsageError(f"the checkpoint root {root} is a file, not a directory. Choose another with checkpoint.root.")
     try:
-        name = _preview(root, run_id)
+        commit = reader.resume_point(layout.Root.open(root), run_id).commit
     except CheckpointError as error:
         raise UsageError(str(error)) from error
-    if name is None and past is not None and past.commits:
+    if commit is None and past is not None and past.commits:
         raise NoValidCheckpoint(lost_commits(run_id, past.commits[-1].step, root))
-    return name
+    return str(commit.name) if commit is not None else None
 
 
 def lost_commits(run_id: str, step: int, root: str) -> str:

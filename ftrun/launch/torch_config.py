@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,9 @@ def settle(plan: LaunchPlan) -> TorchSettings:
     if workers > 1:
         # What torch does next anyway, with a warning of six lines.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    ranks = workers * int(str(namespace.nnodes).rpartition(":")[2] or 1)
+    if beyond := [fault.rank for fault in plan.contract.faults if fault.rank >= ranks]:
+        raise UsageError(f"faults: there is no rank {beyond[0]} among {ranks}; ranks go from 0 to {ranks - 1}.")
     own_files = all(plan.launch[name].origin == "default" for name in _LOG_OPTIONS)
     if own_files:
         namespace.log_dir = os.devnull  # or torch makes a temporary directory that nobody uses
@@ -64,9 +68,16 @@ def settle(plan: LaunchPlan) -> TorchSettings:
         raise UsageError(f"torch refuses these options: {error or 'no reason given'}") from error
     if not namespace.no_python and not namespace.run_path:
         arguments = [arguments[0], "-m", _BOOTSTRAP, *arguments[1:]]
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    signals = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each for each in signals.split(",") if not _ignored(each))
     logs = None if own_files else config.logs_specs
     return TorchSettings(config, entrypoint, arguments, logs, _agent_options(plan, config, own_files=own_files))
+
+
+def _ignored(name: str) -> bool:
+    """Whether this process was started with a signal ignored, as ``nohup`` does: it stays so."""
+    number = getattr(signal, name.strip(), None)
+    return isinstance(number, signal.Signals) and signal.getsignal(number) is signal.SIG_IGN
 
 
 def local_world_size(nproc_per_node: str) -> int:

@@ -127,8 +127,7 @@ def _take_over(run_dir: RunDir, place: Place) -> WorkerContract:
     if not known:
         run_dir.create({"schema_version": 1, "run_id": run_id, "ftrun": metadata.version("ftrun")})
     root = layout.Root.open(run_dir.checkpoints)
-    before = epochs.current(root)
-    commit = reader.latest(root, run_id, since=before.since).commit if before is not None else None
+    commit = reader.resume_point(root, run_id).commit
     name = str(commit.name) if commit is not None else None
     record = epochs.claim(root, run_id, fresh=False, parent=name)
     attempt = run_dir.next_attempt()

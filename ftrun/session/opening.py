@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftrun.contract import Every, WorkerContract
@@ -25,6 +26,12 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
     device = device_for(place)
     interval = None if every is None else Every(steps=positive(every))
     contract = WorkerContract.from_environment(os.environ)
+    if contract is not None and Path(contract.worker_dir).name != f"r{place.rank:05d}":
+        raise UsageError(
+            f"this process calls itself rank {place.rank}, but ftrun started it, or its parent, as "
+            f"{Path(contract.worker_dir).name}. Processes that a worker starts can't have a Session of their own: "
+            f"start them without {WorkerContract.VARIABLE} in their environment, or start all ranks with ftrun."
+        )
     with contextlib.ExitStack() as stack:
         if process_group:
             stack.enter_context(default_group(place, device))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ftrun import events
 from ftrun.errors import StateMismatch
 from ftrun.session import random_state, saving, tracked
@@ -12,6 +14,8 @@ from ftrun.session.callbacks import REGISTRY
 from ftrun.session.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ftrun.checkpoint.restore import RankState
     from ftrun.contract import WorkerContract
     from ftrun.data.loader import DataLoader
@@ -72,7 +76,16 @@ class Restoration:
         """
         state = self._claim("tracked", name, "Track it under its old name, leave it out")
         if state is not None and self.checkpoint is not None:
-            tracked.restore(name, value, state, self.checkpoint.name)
+            tracked.restore(name, value, state, self.checkpoint.name, self._start_over)
+
+    def settle_optimizers(self, objects: Mapping[str, Any]) -> None:
+        """Restore optimizers again whose parameters were moved or cast after they were tracked."""
+        if self._stored is None or self.checkpoint is None:
+            return
+        for name, value in objects.items():
+            if isinstance(value, torch.optim.Optimizer) and tracked.is_misplaced(value):
+                state = self._stored.value["tracked"][name]
+                tracked.restore(name, value, state, self.checkpoint.name, self._start_over)
 
     def give_up(self, name: str) -> None:
         """Say that the state under a name isn't wanted any more."""

@@ -125,7 +125,7 @@ class Saver:
             )
         elif kind == "save_failed":
             self._log.write(events.SaveFailed(step=step, checkpoint=name, error=str(fields["error"])))
-            _log.warning("ftrun: %s", fields["error"])
+            _log.warning("ftrun: %s; training goes on", fields["error"])
         elif kind == "save_warning":
             _log.warning("ftrun: checkpoint %s is committed, but %s", name, fields["message"])
 

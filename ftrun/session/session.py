@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 DEFAULT_EVERY = Every(seconds=600.0)
 _COMMIT_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
+RETRY_DELAYS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
+"""Seconds between the tries to commit a last state: a full disk or a storage that is away gets a few minutes."""
 _END: Any = object()
 
 
@@ -186,6 +188,8 @@ class Session:
             UsageError: ``batches`` has no position, so it could not continue exactly.
             SystemExit: with 75, when the run was asked to stop and its state is committed.
         """
+        if self._driven:
+            raise UsageError("ft.steps() is running already: one loop over steps can't be inside another.")
         self._check_batches(batches)
         self._check_total(positive(total))
         self._driven = True
@@ -248,6 +252,7 @@ class Session:
         self._restoration.require_all_claimed()
         self._began = True
         self._restoration.tell()
+        self._restoration.settle_optimizers(self._tracked)
         if rewind:
             self._restoration.give_rest(self._gradients, set(self._tracked))
         self._restoration.forget()
@@ -363,16 +368,33 @@ class Session:
         """Whether all ranks leave now: the same answer on every rank. For loops of one's own."""
         return self._stop.agreed is not None
 
-    def _stop_now(self) -> None:
-        self._save("stop")
+    def _save_surely(self, reason: str) -> None:
+        """Save the last state of this attempt, and return when it is committed.
+
+        What fails is tried again, on all ranks alike, while the state is in memory: nobody will make it again.
+        """
+        self._save(reason)
+        for delay in RETRY_DELAYS:
+            try:
+                self._saver.wait(_COMMIT_SECONDS)
+            except CheckpointError as error:
+                if self.rank == 0:
+                    _log.warning("ftrun: %s; this is the last state, so it is tried again in %g s", error, delay)
+            else:
+                return
+            time.sleep(delay)
+            self._saved_at = None
+            self._save(reason)
         self._saver.wait(_COMMIT_SECONDS)
+
+    def _stop_now(self) -> None:
+        self._save_surely("stop")
         self._tell(self._notes.rest())
         self._tell(events.StepsEnded(step=self.step, finished=False))
         raise SystemExit(int(ExitCode.TRY_AGAIN))
 
     def _finish(self) -> None:
-        self._save("last")
-        self._saver.wait(_COMMIT_SECONDS)
+        self._save_surely("last")
         self._announce_commits()
         self._pulse.phase(Phase.END)
         self._ended = True

@@ -58,7 +58,7 @@ def require_stateful(name: str, value: Any) -> None:
         )
 
 
-def restore(name: str, value: Stateful, state: dict[str, Any], checkpoint: str) -> None:
+def restore(name: str, value: Stateful, state: dict[str, Any], checkpoint: str, start_over: str) -> None:
     """Put a stored state back into a tracked object.
 
     Raises:
@@ -77,7 +77,7 @@ def restore(name: str, value: Stateful, state: dict[str, Any], checkpoint: str) 
         more = f"\n  and {len(problems) - _MOST_NAMED} more" if len(problems) > _MOST_NAMED else ""
         raise StateMismatch(
             f"the tracked {name!r} doesn't fit checkpoint {checkpoint}:\n{shown}{more}\n"
-            "Build it as it was when the checkpoint was taken, or start over with --fresh."
+            f"Build it as it was when the checkpoint was taken, or {start_over}."
         )
 
 
@@ -93,6 +93,16 @@ def _lay_out(optimizer: torch.optim.Optimizer) -> None:
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def is_misplaced(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether states that follow their parameter are of another type or on another device than it is now."""
+    for parameter, values in optimizer.state.items():
+        for key, tensor in values.items():
+            follows = key in _PARAMETER_SHAPED and isinstance(tensor, torch.Tensor)
+            if follows and (tensor.dtype, tensor.device) != (parameter.dtype, parameter.device):
+                return True
+    return False
 
 
 def _shape_problems(value: Stateful, state: dict[str, Any]) -> list[str]:
