@@ -1,6 +1,6 @@
 """Train a small byte-level GPT on the source of Python's standard library, as a script for ftrun.
 
-    ftrun --nproc 2 scripts/train_gpt.py --steps 300
+    ftrun --nproc 2 scripts/train_gpt.py --steps 360
 
 About a million parameters, DistributedDataParallel over the ranks: gloo on CPUs, NCCL and bfloat16 on GPUs. Everything
 that is special to ftrun is in main().
@@ -126,14 +126,15 @@ def main(ft: ftrun.Session, arguments: argparse.Namespace) -> None:
 
     if ft.rank == 0:
         print("the model writes:")
-        for line in model.write(b"def ", 160).decode(errors="replace").splitlines()[:4]:
-            print(f"    {line}")
+        written = model.write(b"    def ", 240).decode(errors="replace")
+        for line in [line for line in written.splitlines() if line.strip()][:5]:
+            print(f"    {' '.join(line.split())}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a small byte-level GPT.")
-    parser.add_argument("--steps", type=int, default=300, help="steps in all")
+    parser.add_argument("--steps", type=int, default=360, help="steps in all")
     parser.add_argument("--batch", type=int, default=32, help="sequences in one step of all ranks together")
-    parser.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
+    parser.add_argument("--lr", type=float, default=6e-3, help="peak learning rate")
     parser.add_argument("--deterministic", action="store_true", help="equal numbers every time on a GPU too")
     main(parser.parse_args())
