@@ -164,6 +164,25 @@ def test_nothing_outlives_an_agent_that_is_killed(runner: Runner) -> None:
 
 
 @pytest.mark.slow
+def test_programs_that_a_script_started_are_gone_too(runner: Runner) -> None:
+    script = runner.cwd / "starts.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "for _ in range(20):\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print('started', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    started = runner.start("--nproc", "2", "--name", "programs", script)
+    eventually(lambda: started.out.read_text().count("started") == 2, 30, "both ranks to start theirs")
+    family = psutil.Process(started.process.pid).children(recursive=True)
+    assert len(family) > 40
+    os.kill(started.process.pid, signal.SIGKILL)
+    started.process.wait(10)
+    eventually(lambda: not any(each.is_running() for each in family), 5, "the end of all of them")
+
+
+@pytest.mark.slow
 def test_two_launchers_never_share_a_run_directory(runner: Runner) -> None:
     first = runner.start("--name", "mine", SMALL, "--total", "4000", "--pace", "0.02")
     eventually(lambda: of(runner, "mine", events.StepsBegan), 60, "the first step")

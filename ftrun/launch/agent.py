@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from ftrun.launch.director import Director
+    from ftrun.launch.guard import Guard
     from ftrun.launch.logs import RunLogs
 
 _REAP_SECONDS = 10.0
@@ -42,8 +43,9 @@ UNLIMITED_RESTARTS = 1_000_000
 class Agent(LocalElasticAgent):
     """Supervises the workers of this node."""
 
-    def __init__(self, spec: WorkerSpec, logs: RunLogs, director: Director, **options: Any) -> None:
+    def __init__(self, spec: WorkerSpec, logs: RunLogs, director: Director, guard: Guard, **options: Any) -> None:
         super().__init__(spec, logs, **options)
+        self._guard = guard
         self._run_logs = logs
         self._director = director
         self._stopping_since: float | None = None
@@ -60,6 +62,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stopping_since = None
         pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._guard.watch(pids.values())
         ranks = {worker_group.workers[local_rank].global_rank: pid for local_rank, pid in pids.items()}
         world_size = worker_group.workers[0].world_size
         self._director.workers_started(ranks, world_size)

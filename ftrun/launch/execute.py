@@ -21,6 +21,7 @@ from ftrun.errors import FtrunError, UsageError
 from ftrun.goodput import history, screen
 from ftrun.launch import torch_config
 from ftrun.launch.console import Console
+from ftrun.launch.guard import Guard
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -58,7 +59,8 @@ def execute(plan: LaunchPlan, command: list[str]) -> int:
         events.mend(plan.run_dir.events())
         log = events.EventLog(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
-        outcome, code = _supervise(plan, settings, log, console)
+        with Guard() as guard:
+            outcome, code = _supervise(plan, settings, guard, log, console)
         log.write(events.RunEnded(outcome=outcome, exit_code=code))
         console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))
     return code
@@ -106,14 +108,16 @@ def _run_started(plan: LaunchPlan, command: list[str], workers: int) -> events.R
     )
 
 
-def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, console: Console) -> tuple[str, int]:
+def _supervise(
+    plan: LaunchPlan, settings: TorchSettings, guard: Guard, log: events.EventLog, console: Console
+) -> tuple[str, int]:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     from ftrun.launch.director import Director
 
     director = Director(plan, log, console)
-    agent, spec = _build(plan, settings, director)
+    agent, spec = _build(plan, settings, director, guard)
     if "LOGLEVEL" not in os.environ:
         # Torch's own words on a failure name a rank by guess; ftrun says it with the cause.
         for name in logging.root.manager.loggerDict:
@@ -129,14 +133,14 @@ def _supervise(plan: LaunchPlan, settings: TorchSettings, log: events.EventLog, 
     except RendezvousError as error:
         console.warn(f"the nodes did not meet: {error or type(error).__name__}. Check --rdzv-endpoint and --nnodes.")
         return "failed", ExitCode.FAILED
-    except OSError as error:
-        console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
-        console.say("The launcher can't go on without it. Make room or mend it, and start again.")
-        return "failed", ExitCode.FAILED
     except FtrunError as error:
         for line in str(error).splitlines():
             console.say(f"[red]{escape(line)}[/]")
         return "failed", ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
+    except OSError as error:
+        console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
+        console.say("The launcher can't go on without it. Make room or mend it, and start again.")
+        return "failed", ExitCode.FAILED
     finally:
         if close:
             with contextlib.suppress(RendezvousError):
@@ -167,7 +171,7 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     return "stopped", ExitCode.TRY_AGAIN
 
 
-def _build(plan: LaunchPlan, settings: TorchSettings, director: Director) -> tuple[Agent, WorkerSpec]:
+def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, guard: Guard) -> tuple[Agent, WorkerSpec]:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
     from torch.distributed.launcher import api as launcher
@@ -206,4 +210,4 @@ def _build(plan: LaunchPlan, settings: TorchSettings, director: Director) -> tup
     )
     tee = plan.job.config.logs.tee
     logs = RunLogs(plan.run_dir, settings.logs, None if tee == "all" else set(tee), plan.job.config.env)
-    return Agent(spec, logs, director, **settings.agent_options), spec
+    return Agent(spec, logs, director, guard, **settings.agent_options), spec
