@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import psutil
@@ -417,3 +421,74 @@ def test_a_stop_before_there_is_a_checkpoint_is_the_signals_own_code(runner: Run
     result = started.wait(40)
     assert result.code == 143, result
     assert "before there was a checkpoint" in result.err
+
+
+FULL = """
+mount -t tmpfs -o size=2m none "$1"
+( until [ -e "$1/LATEST" ]; do sleep 0.02; done
+  dd if=/dev/zero of="$1/fill" bs=4k 2>/dev/null
+  until grep -q save_failed "$2"; do sleep 0.05; done
+  sleep 2; rm "$1/fill" ) &
+shift 2
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="mounting a small disk needs root")
+def test_a_disk_that_is_full_for_a_while_costs_no_state(runner: Runner) -> None:
+    root = runner.cwd / "root"
+    root.mkdir()
+    events_file = runner.run_dir("full").events()
+    command = ("--nproc", "2", "--name", "full", "--set", f"checkpoint.root={root}", SMALL, "--total", "12")
+    started = subprocess.run(
+        ["unshare", "-m", "bash", "-c", FULL, "-", root, events_file, sys.executable, "-m", "ftrun", *command],
+        cwd=runner.cwd,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert started.returncode == 0, started.stderr
+    assert "tried again" in started.stderr
+    assert of(runner, "full", events.Committed)[-1].event.step == 12
+
+
+@pytest.mark.slow
+def test_a_fixed_port_meets_no_stale_keys(runner: Runner) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    faults = ", ".join(f"{{at_step: {step}, rank: 1, do: kill}}" for step in (7, 12, 17, 22))
+    (runner.cwd / "job.yaml").write_text(
+        f"name: port\nscript: {SMALL}\nargs: [--total, 25, --pace, 0.02]\nfaults: [{faults}]\n"
+        f"launch: {{nproc_per_node: 2, master_port: {port}}}\n"
+    )
+    result = runner.run("-c", "job.yaml", timeout=100)
+    assert result.code == 0, result
+    falls = of(runner, "port", events.Failed)
+    assert [fall.event.exit_code for fall in falls] == [-9, -9, -9, -9]
+
+
+@pytest.mark.slow
+def test_work_after_the_loop_is_not_skipped_by_a_stop(runner: Runner) -> None:
+    script = runner.cwd / "tail.py"
+    script.write_text(
+        "import sys, time, torch, ftrun\n"
+        "@ftrun.entrypoint(every=5)\n"
+        "def main(ft):\n"
+        "    for step in ft.steps(total=10):\n"
+        "        pass\n"
+        "    print('tail', flush=True)\n"
+        "    if ft.resume is None:\n"
+        "        time.sleep(60)\n"
+        "    print('done', flush=True)\n"
+        "main()\n"
+    )
+    command = ("--name", "tail", "--set", "signals.grace=1s", script)
+    first = runner.start(*command)
+    eventually(lambda: "tail" in first.out.read_text(), 60, "the end of the loop")
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait(40).code == 75
+    second = runner.run(*command)
+    assert second.code == 0, second
+    assert "done" in second.out

@@ -131,10 +131,19 @@ class Save:
             if self._root.size(self._key(last_word)) is None:
                 # Files first: on a full disk they make room for the note.
                 self._remove_written()
-                content = json.dumps({"rank": self._place.rank, "reason": reason}).encode()
-                self._root.create(self._key(rank_failure(self._place.rank)), content)
+                self._leave_note(json.dumps({"rank": self._place.rank, "reason": reason}).encode())
             elif last_word != MANIFEST and self._failures():
                 self._remove_written()
+
+    def _leave_note(self, content: bytes) -> None:
+        key = self._key(rank_failure(self._place.rank))
+        try:
+            self._root.create(key, content)
+        except FileExistsError:
+            return
+        except OSError:
+            # An empty note says the same, and needs no block of a full disk: without it the others wait in vain.
+            self._root.create(key, b"")
 
     def _remove_written(self) -> None:
         # Last written, first removed: what vouches for a file never outlives it.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrun.errors import FtrunError, UsageError
-from ftrun.rundir import RUNS, RunDir
+from ftrun.errors import FtrunError, RunDirError, UsageError
+from ftrun.rundir import RUNS
 
 if TYPE_CHECKING:
     from ftrun.checkpoint.layout import Root
@@ -61,11 +61,14 @@ def find_root(where: str, cwd: Path) -> Root:
     path = cwd / where
     if where and (path / "epochs").is_dir():
         return layout.Root.open(path)
-    if where and not any(RunDir(each).resolved.is_file() for each in (cwd / RUNS / where, path)):
+    try:
+        run_dir = find(where, cwd)
+    except RunDirError as error:
+        if not where:
+            raise
         raise UsageError(
             f"{where!r} is no run in {cwd / RUNS}, no run directory and no checkpoint root (no epochs/ in it)."
-        )
-    run_dir = find(where, cwd)
+        ) from error
     return layout.Root.open(run_dir.identity().get("checkpoint_root", str(run_dir.checkpoints)))
 
 

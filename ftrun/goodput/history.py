@@ -43,6 +43,7 @@ class History:
         step: steps completed and not lost.
         total: steps that the script wants, or None.
         finished: the script reached its total, or ended well without one.
+        loop_ended: the loop of the last attempt that had one came to its end (a script without a Session has none).
         outcome: how the last launcher left, or None while it is there.
         exit_code: what it left with.
         falls: failures, in order.
@@ -67,6 +68,7 @@ class History:
     step: int = 0
     total: int | None = None
     finished: bool = False
+    loop_ended: bool = True
     outcome: str | None = None
     exit_code: int | None = None
     falls: list[Fall] = field(default_factory=list)
@@ -82,7 +84,6 @@ class History:
     _beats: list[tuple[float, int]] = field(default_factory=list)
     _recovering: bool = False
     _exact: bool = True
-    _loop_ended: bool = True
     _exact_step: int | None = None
 
     @property
@@ -107,14 +108,17 @@ class History:
         elif isinstance(event, events.StepsBegan):
             self.total = event.total
             self._exact = event.exact
-            self._loop_ended = not event.exact
+            self.loop_ended = not event.exact
         elif isinstance(event, events.Step):
             self._step(record, event)
         elif isinstance(event, events.StepsEnded):
             self.step = event.step
-            self._loop_ended = event.finished
+            self.loop_ended = event.finished
         elif isinstance(event, events.Committed):
             self.commits.append(event)
+            self.step = max(self.step, event.step)
+            if self._exact_step is not None:
+                self._exact_step = max(self._exact_step, event.step)
         elif isinstance(event, events.SaveFailed):
             self.save_failures += 1
         elif isinstance(event, events.Failed):
@@ -126,7 +130,7 @@ class History:
         elif isinstance(event, events.RunEnded):
             self.outcome, self.exit_code = event.outcome, event.exit_code
             # Workers that all end well before their total (a time limit in the script, say) have not finished the run.
-            self.finished = event.outcome == "finished" and self._loop_ended
+            self.finished = event.outcome == "finished" and self.loop_ended
 
     def _run_started(self, record: Record, event: events.RunStarted) -> None:
         self.run_id, self.pid, self.host = event.run_id, event.pid, event.host

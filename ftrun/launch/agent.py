@@ -53,7 +53,9 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         fresh_store(worker_group.spec.rdzv_handler)
+        # Nothing may hold the old store, or torch finds its server alive and shares it again.
         worker_group.store = None
+        self._store = None
         super()._rendezvous(worker_group)
         store: Any = worker_group.store
         node: Any = worker_group.group_rank

@@ -236,16 +236,9 @@ class Director:
             return None
         return str(commit.name) if commit else None
 
-    def loop_is_done(self) -> bool:
-        """Whether rank 0 has said that its loop reached its end, in the attempt that is running."""
-        records = [each for each in events.read(self._plan.run_dir.events()) if each.attempt == self._current.attempt]
-        ends = [each.event.finished for each in records if isinstance(each.event, events.StepsEnded)]
-        return bool(ends) and ends[-1]
-
     def outcome_of_success(self) -> str:
         """``finished``, or ``left`` when a Session's workers ended well before their loop did."""
-        exact = any(beat.owned and beat.made_a_step for beat in self._beats())
-        return "left" if exact and not self.loop_is_done() else "finished"
+        return "finished" if history.load(self._plan.run_dir).loop_ended else "left"
 
     def commit_step(self) -> int | None:
         """Step of the commit that the next start would resume from, or None."""

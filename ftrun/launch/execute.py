@@ -159,8 +159,6 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     codes = agent.exit_codes()
     if codes and not any(codes) and None not in codes:
         return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
-    if director.loop_is_done():
-        return "finished", ExitCode.OK
     step = director.commit_step()
     if step is None:
         console.say(f"[yellow]■[/] stopped by {name}, before there was a checkpoint")

@@ -252,8 +252,8 @@ class Session:
         self._restoration.require_all_claimed()
         self._began = True
         self._restoration.tell()
-        self._restoration.settle_optimizers(self._tracked)
         if rewind:
+            self._restoration.settle_optimizers(self._tracked)
             self._restoration.give_rest(self._gradients, set(self._tracked))
         self._restoration.forget()
         # What can't be stored is said now, and not when the first checkpoint is due.
@@ -377,7 +377,7 @@ class Session:
         for delay in RETRY_DELAYS:
             try:
                 self._saver.wait(_COMMIT_SECONDS)
-            except CheckpointError as error:
+            except (CheckpointError, AgreementTimeout) as error:
                 if self.rank == 0:
                     _log.warning("ftrun: %s; this is the last state, so it is tried again in %g s", error, delay)
             else:
@@ -413,7 +413,8 @@ class Session:
             # A loop of one's own, or one that was left early. Nobody but the script knows whether the state is that
             # of a boundary now, so it isn't saved here.
             self._tell(self._notes.rest())
-            self._tell(events.StepsEnded(step=self.step, finished=True))
+            done = self._total is None or self.step >= self._total
+            self._tell(events.StepsEnded(step=self.step, finished=done))
             if self.rank == 0 and self._saved_at != self.step:
                 last = f"its last checkpoint is of step {self._saved_at}" if self._saved_at else "without a checkpoint"
                 _log.warning("ftrun: the script ended at step %d, %s; ft.save() keeps the rest.", self.step, last)
@@ -423,6 +424,8 @@ class Session:
 
         Called by :meth:`open` last of all.
         """
+        with contextlib.suppress(UsageError):  # of a metric that is no number
+            self._tell(self._notes.rest())
         with contextlib.suppress(AgreementTimeout, CheckpointError):
             self._saver.close(_CLOSE_SECONDS)
         self._stop.unlisten()
