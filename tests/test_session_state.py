@@ -248,6 +248,7 @@ def test_options_that_another_version_of_torch_or_a_scheduler_adds_are_no_other_
         optimizer = torch.optim.Adam(parameters(2))
         optimizer.param_groups[0]["an_option_of_tomorrow"] = True
         ft.track(optimizer=optimizer)
+        assert optimizer.param_groups[0]["max_lr"] == 0.1  # what the scheduler added came back
 
 
 def test_names_that_do_not_match_are_refused() -> None:
