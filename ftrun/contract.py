@@ -109,6 +109,11 @@ class WorkerContract:
         return f"`ftrun --run-dir {self.run_dir} --allow-new-total`" if self.alone else "--allow-new-total"
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that the environment of this launcher's workers holds, and that of no other process."""
+        return f'"run_dir": {json.dumps(self.run_dir)}', f'"agent": {self.agent},'
+
+    @property
     def run_path(self) -> Path:
         """The run directory as a path."""
         return Path(self.run_dir)

@@ -144,7 +144,10 @@ class StepsEnded(Event):
 
 @dataclass(frozen=True)
 class Failed(Event):
-    """The worker group fell. ``step`` is how far it had come, ``lost_steps`` what must be done again."""
+    """The worker group fell. ``step`` is how far it had come, ``lost_steps`` what must be done again.
+
+    ``cause`` is the kind of failure, ``blame`` whose fault it is, and ``fingerprint`` the same for the same failure.
+    """
 
     kind: ClassVar[str] = "failed"
     cause: str
@@ -156,6 +159,22 @@ class Failed(Event):
     decision: str
     restart: bool
     victims: list[int] = field(default_factory=list)
+    fingerprint: str = ""
+    blame: str = ""
+    failed_node: int = 0
+
+
+@dataclass(frozen=True)
+class Recovered(Event):
+    """The attempt after a failure completed its first step.
+
+    ``seconds`` says where the time since the failure went, in order; its values add up to ``total``.
+    """
+
+    kind: ClassVar[str] = "recovered"
+    total: float
+    seconds: dict[str, float]
+    lost_steps: int
 
 
 @dataclass(frozen=True)
@@ -181,6 +200,7 @@ KINDS: dict[str, type[Event]] = {
         FaultInjected,
         StepsEnded,
         Failed,
+        Recovered,
         RunEnded,
     )
 }

@@ -5,6 +5,7 @@ A fault is marked as fired, durably, before it fires: the attempt that resumes b
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -52,6 +53,14 @@ def _fire(fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.do == "exit":
         os._exit(1)
+    elif fault.do == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    elif fault.do == "segv":
+        ctypes.string_at(0)
     elif fault.do == "hang":
         threading.Event().wait()
+    elif fault.do == "spin":
+        while True:
+            pass
     raise InjectedFault(f"scripted fault: raise at step {fault.at_step} on rank {fault.rank}")

@@ -5,8 +5,9 @@
     runs/llama/
       job.yaml  job.resolved.json    as given; as understood
       events/n0000.jsonl             one file per node, append-only
-      attempts/0003/n0000/r00005/    stdout.log stderr.log error.json pulse
+      attempts/0003/n0000/r00005/    stdout.log stderr.log error.json pulse stacks.txt
       attempts/latest                link to the newest attempt
+      postmortem/0003/               why an attempt failed: report.md failure.json, and copies of what ranks left
       control/                       requests, and scripted faults that have fired
       checkpoints/                   the default checkpoint root
 """
@@ -84,6 +85,10 @@ class RunDir:
     def worker(self, number: int, node: int, rank: int) -> Path:
         """The directory of one rank in one attempt."""
         return self.attempt(number) / f"n{node:04d}" / f"r{rank:05d}"
+
+    def postmortem(self, number: int) -> Path:
+        """What is kept of a failed attempt."""
+        return self.path / "postmortem" / f"{number:04d}"
 
     def exists(self) -> bool:
         """Whether a run lives here. A directory with other things in it is refused.

@@ -18,6 +18,7 @@ from ftrun.config.job import JobConfig
 from ftrun.config.load import JobFile, load_job, to_json
 from ftrun.config.origins import Resolved, from_environment, merge
 from ftrun.config.schema import job_schema, schema_text
+from ftrun.config.units import Window
 from ftrun.contract import Every, Fault
 from ftrun.errors import ConfigError
 
@@ -39,7 +40,12 @@ checkpoint:
   keep: {last: 5}
 restart:
   max_restarts: 20
-  backoff: {first: 1s, max: 1h30m}
+  window: 5 in 1h30m
+  backoff: {first: 1s, max: 1h30m, jitter: 0}
+  budgets: {killed: 7, code_error: ~}
+watch: {step: auto, save: 1h, eval: off, floor: 10s}
+standby: {enabled: false, exclude: [my_pkg, other.part]}
+exit_codes: torchrun
 signals: {grace: 60s}
 logs: {tee: [0]}
 env: {NCCL_DEBUG: WARN, OMP_NUM_THREADS: 4}
@@ -228,6 +234,18 @@ def test_a_full_job():
     assert config.checkpoint.keep.last == 5
     assert (config.restart.no_progress, config.restart.max_restarts) == (3, 20)
     assert config.restart.backoff.max == timedelta(minutes=90)
+    assert config.restart.window == Window(5, timedelta(minutes=90))
+    assert (config.restart.budgets.killed, config.restart.budgets.code_error) == (7, None)
+    assert config.restart.backoff.jitter == 0
+    watch = config.watch
+    assert (watch.step, watch.save, watch.eval, watch.floor) == (
+        "auto",
+        timedelta(hours=1),
+        "off",
+        timedelta(seconds=10),
+    )
+    assert (config.standby.enabled, config.standby.exclude) == (False, ("my_pkg", "other.part"))
+    assert config.exit_codes == "torchrun"
     assert config.signals.grace == timedelta(seconds=60)
     assert config.logs.tee == (0,)
     assert config.env == {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4"}
@@ -242,6 +260,11 @@ def test_defaults():
     assert config.checkpoint.keep.last == config.restart.no_progress == 3
     assert config.restart.backoff.first == timedelta(seconds=1)
     assert config.restart.backoff.max == timedelta(minutes=5)
+    assert config.restart.backoff.jitter == 0.1
+    assert config.restart.window is config.restart.budgets.killed is None
+    assert config.restart.budgets.code_error == 2
+    assert (config.watch.enabled, config.watch.step, config.watch.start) == (True, "auto", timedelta(minutes=30))
+    assert (config.standby.enabled, config.standby.exclude, config.exit_codes) == (True, (), "ftrun")
     assert config.signals.grace == timedelta(seconds=30)
     assert config.logs.tee == "all"
     assert (config.args, dict(config.launch), dict(config.env), config.faults) == ((), {}, {}, ())
@@ -277,14 +300,39 @@ def test_a_job_is_frozen():
             "nnodes: 2\n",
             (
                 "1:1: unknown key 'nnodes'; the keys here are name, script, module, args, launch, "
-                "checkpoint, restart, signals, logs, "
+                "checkpoint, restart, watch, standby, signals, logs, exit_codes, "
                 "env, callbacks, faults (options of torchrun go under 'launch')"
             ),
         ),
+        ("data: 3\n", "1:1: unknown key 'data'; the keys here are name, script"),
+        ("restart: {budgets: {kiled: 3}}\n", "1:21: unknown key 'restart.budgets.kiled'; did you mean 'killed'?"),
         (
-            "watch: {step: auto}\n",
-            "1:1: unknown key 'watch'; the keys here are name, script",
+            "restart: {budgets: {gpu-out-of-memory: 3}}\n",
+            "1:21: unknown key 'restart.budgets.gpu-out-of-memory'; did you mean 'gpu_out_of_memory'?",
         ),
+        ("restart: {budgets: {data: -1}}\n", "1:27: restart.budgets.data: must be 0 or more, not -1"),
+        ("restart: {window: 5}\n", "1:19: restart.window: 5 says no time; write for example 5 in 1h"),
+        ("restart: {backoff: {jitter: 2}}\n", "1:29: restart.backoff.jitter: must be 1 or less, not 2"),
+        ("restart: {backoff: {jitter: a}}\n", "1:29: restart.backoff.jitter: expects a number such as 0.1, not 'a'"),
+        ("watch: {step: 10}\n", "1:15: watch.step: 10 has no unit; write 10s, 10m or 10h"),
+        ("watch: {save: 0s}\n", "1:15: watch.save: '0s' is no time at all; write off for no limit"),
+        ("watch: {save: false}\n", "1:15: watch.save: expects auto, off or a duration; write off for no limit"),
+        ("watch: {save: never}\n", "1:15: watch.save: 'never' is not auto, off or a duration; write for example"),
+        ("watch: {enabled: 'yes'}\n", "1:18: watch.enabled: expects true or false, not 'yes'"),
+        ("watch: {floor: off}\n", "1:16: watch.floor: 'off' is not a duration; write for example"),
+        (
+            "watch: {floor: 1h}\n",
+            "1:8: watch: floor (1h) is longer than ceiling (30m); make ceiling 1h or more",
+        ),
+        (
+            "standby: false\n",
+            "1:10: standby: expects keys and values, not false; remove it or give it keys",
+        ),
+        (
+            "standby: {exclude: [a-b]}\n",
+            "1:21: standby.exclude.0: 'a-b' is not the dotted name of a module; write for example my_pkg.hooks",
+        ),
+        ("exit_codes: torch\n", "1:13: exit_codes: expects 'ftrun' or 'torchrun', not 'torch'"),
         ("name: a/b\n", "1:7: name: 'a/b' holds '/'; use letters, digits, '.', '_' and '-'"),
         ("name: é\n", "1:7: name: 'é' holds 'é'; use letters, digits, '.', '_' and '-'"),
         ("name: .a\n", "1:7: name: '.a' begins with '.'; begin with a letter or a digit"),
@@ -542,7 +590,7 @@ def test_the_resolved_document_is_a_job_again():
     assert origins["checkpoint.keep.last"] == "job.yaml:13"
     assert origins["checkpoint.root"] == "--set"
     assert origins["restart.no_progress"] == "default"
-    assert origins["faults.0.rank"] == "job.yaml:21"
+    assert origins["faults.0.rank"] == "job.yaml:26"
     for ensure_ascii in (True, False):
         text = json.dumps(document["config"], ensure_ascii=ensure_ascii)
         assert load(text).config == job.config
@@ -648,6 +696,39 @@ def test_intervals(text, value, back):
     assert units.parse_interval(back) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value", "back"),
+    [
+        ("5 in 1h", Window(5, timedelta(hours=1)), "5 in 1h"),
+        (" 12 in 1h 30m ", Window(12, timedelta(minutes=90)), "12 in 1h30m"),
+        ("1 in 0.5d", Window(1, timedelta(hours=12)), "1 in 12h"),
+    ],
+)
+def test_windows(text, value, back):
+    assert units.parse_window(text) == value
+    assert units.window_text(value) == back
+    assert units.parse_window(back) == units.parse_window(value) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("5 in 60", "60 has no unit; write 5 in 60m or 5 in 60h"),
+        ("5/60", "60 has no unit; write 5 in 60m or 5 in 60h"),
+        (5, "5 says no time; write for example 5 in 1h"),
+        (0, "0 says no time; write for example 1 in 1h"),
+        ("5 in 0s", "'5 in 0s' is no time at all; write for example 5 in 1h"),
+        ("0 in 1h", "'0 in 1h' is not a count and a duration; write for example 5 in 1h"),
+        ("often", "'often' is not a count and a duration; write for example 5 in 1h"),
+        (True, "expects a count and a duration such as 5 in 1h"),
+        ((5, "1h"), "expects a count and a duration such as 5 in 1h"),
+    ],
+)
+def test_what_is_no_window(value, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        units.parse_window(value)
+
+
 @pytest.mark.parametrize("value", ["0 steps", "steps", "1.5 steps", "-1 steps", "automatic", {}, True])
 def test_what_is_no_interval(value):
     with pytest.raises(ValueError, match=r"auto, 500 steps or 10m"):
@@ -730,26 +811,57 @@ def test_check_lists_findings_on_stderr():
 
 def test_show_is_an_aligned_table():
     load("name: a\nargs: [--x, '', 3e-4]\ncheckpoint:\n  every: 10m\n")
-    result = run("show", "job.yaml", "--set", "restart.no_progress=5", "--set", "env.A=b")
+    sets = ("restart.no_progress=5", "restart.window=5 in 1h", "restart.budgets.killed=4", "watch.save=off", "env.A=b")
+    result = run("show", "job.yaml", *(part for each in sets for part in ("--set", each)))
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        "name                  = a                 (job.yaml:1)",
-        "script                = null              (default)",
-        "module                = null              (default)",
-        'args                  = [--x, "", 3e-4]   (job.yaml:2)',
-        "launch                = {}                (default)",
-        "checkpoint.root       = null              (default)",
-        "checkpoint.every      = 10m               (job.yaml:4)",
-        "checkpoint.keep.last  = 3                 (default)",
-        "restart.no_progress   = 5                 (--set)",
-        "restart.max_restarts  = null              (default)",
-        "restart.backoff.first = 1s                (default)",
-        "restart.backoff.max   = 5m                (default)",
-        "signals.grace         = 30s               (default)",
-        "logs.tee              = all               (default)",
-        "env.A                 = b                 (--set)",
-        "callbacks             = []                (default)",
-        "faults                = []                (default)",
+        "name                               = a                 (job.yaml:1)",
+        "script                             = null              (default)",
+        "module                             = null              (default)",
+        'args                               = [--x, "", 3e-4]   (job.yaml:2)',
+        "launch                             = {}                (default)",
+        "checkpoint.root                    = null              (default)",
+        "checkpoint.every                   = 10m               (job.yaml:4)",
+        "checkpoint.keep.last               = 3                 (default)",
+        "restart.no_progress                = 5                 (--set)",
+        "restart.max_restarts               = null              (default)",
+        "restart.window                     = 5 in 1h           (--set)",
+        "restart.budgets.code_error         = 2                 (default)",
+        "restart.budgets.import_error       = 1                 (default)",
+        "restart.budgets.host_out_of_memory = 2                 (default)",
+        "restart.budgets.gpu_out_of_memory  = 1                 (default)",
+        "restart.budgets.segfault           = 2                 (default)",
+        "restart.budgets.killed             = 4                 (--set)",
+        "restart.budgets.collective_timeout = null              (default)",
+        "restart.budgets.hang               = 2                 (default)",
+        "restart.budgets.left_early         = 1                 (default)",
+        "restart.budgets.hardware           = null              (default)",
+        "restart.budgets.storage            = null              (default)",
+        "restart.budgets.data               = 2                 (default)",
+        "restart.budgets.preempted          = null              (default)",
+        "restart.budgets.exit               = 2                 (default)",
+        "restart.budgets.unknown            = null              (default)",
+        "restart.backoff.first              = 1s                (default)",
+        "restart.backoff.max                = 5m                (default)",
+        "restart.backoff.jitter             = 0.1               (default)",
+        "watch.enabled                      = true              (default)",
+        "watch.start                        = 30m               (default)",
+        "watch.restore                      = 30m               (default)",
+        "watch.first_step                   = 30m               (default)",
+        "watch.step                         = auto              (default)",
+        "watch.save                         = off               (--set)",
+        "watch.eval                         = 30m               (default)",
+        "watch.end                          = 30m               (default)",
+        "watch.floor                        = 4s                (default)",
+        "watch.ceiling                      = 30m               (default)",
+        "standby.enabled                    = true              (default)",
+        "standby.exclude                    = []                (default)",
+        "signals.grace                      = 30s               (default)",
+        "logs.tee                           = all               (default)",
+        "exit_codes                         = ftrun             (default)",
+        "env.A                              = b                 (--set)",
+        "callbacks                          = []                (default)",
+        "faults                             = []                (default)",
     ]
 
 

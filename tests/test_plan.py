@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 from ftrun import events
 from ftrun.checkpoint import epochs
 from ftrun.checkpoint.layout import Root
+from ftrun.config.units import Window
 from ftrun.contract import Every, Fault
 from ftrun.errors import ConfigError, RunDirError, UsageError
 from ftrun.launch import plan
@@ -121,13 +123,16 @@ def test_the_namespace_is_what_torchs_own_parser_makes(make: Callable[..., Launc
 def test_settings_reach_limits_and_contract(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:
     job = (
         "name: j\nscript: train.py\nargs: [--lr, 3e-4]\ncheckpoint: {every: 5 steps, keep: {last: 4}}\n"
-        "restart: {no_progress: 5, max_restarts: 9, backoff: {first: 2s, max: 1m}}\nsignals: {grace: 7s}\n"
+        "restart: {no_progress: 5, max_restarts: 9, window: 4 in 2h, budgets: {killed: 6, data: ~}, "
+        "backoff: {first: 2s, max: 1m, jitter: 0.5}}\nsignals: {grace: 7s}\n"
         "callbacks: [my.hooks]\nfaults: [{at_step: 3, rank: 1, do: kill}]\n"
     )
     made = make("--allow-new-total", job)
     limits, contract = made.limits, made.contract
     assert (limits.no_progress, limits.max_restarts, limits.exactly) == (5, 9, False)
-    assert (limits.backoff_first, limits.backoff_max, made.grace) == (2.0, 60.0, 7.0)
+    assert (limits.backoff_first, limits.backoff_max, limits.jitter, made.grace) == (2.0, 60.0, 0.5, 7.0)
+    assert limits.window == Window(4, timedelta(hours=2))
+    assert {key: limits.budgets[key] for key in ("killed", "data", "exit")} == {"killed": 6, "data": None, "exit": 2}
     assert (contract.every, contract.keep_last, contract.allow_new_total) == (Every(steps=5), 4, True)
     assert (contract.callbacks, contract.faults) == (("my.hooks",), (Fault(3, 1, "kill"),))
     assert (contract.run_id, contract.run_dir) == ("j", str(tmp_path / "runs" / "j"))

@@ -1,192 +1,51 @@
-"""Who is at fault, and what follows: tables, one line for each rule."""
+"""What follows from a failure: a table, one line for each rule."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrun.contract import RESERVED_CODES, ExitCode
-from ftrun.error_file import ErrorRecord
-from ftrun.launch.failure import Failure, Kind, RankExit, explain, shell_code, signal_name
+from ftrun.config.supervisor import Budgets
+from ftrun.config.units import Window
+from ftrun.launch.failure import Failure, Kind
+from ftrun.launch.kinds import NATURES
 from ftrun.launch.policy import Decision, Limits, Situation, backoff, decide
 
 
-def ended(rank: int, code: int, message: str | None = None, time: float = 0.0, kind: str = "exception") -> RankExit:
-    error = None if message is None else ErrorRecord(message, time=time, kind=kind)
-    return RankExit(rank, 1000 + rank, code, error)
+def failed(kind: Kind, code: int = 1, mark: str = "") -> Failure:
+    nature = NATURES[kind]
+    return Failure(kind, 0, code, "", fingerprint=mark, blame=nature.blame, retryable=nature.retryable)
 
 
-GLOO = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234"
-RESET = "RuntimeError: [/pytorch/third_party/gloo/transport/tcp/pair.cc:553] Read error: Connection reset by peer"
-NCCL = "DistBackendError: NCCL error: remote process exited or there was a network error, ncclRemoteError"
-STORE = "DistNetworkError: Broken pipe"
-HEARD = "AgreementTimeout: heard nothing from rank 1 for 30 s"
-OWN = "ValueError: loss is NaN"
-
-# what is seen: (rank at fault, kind, victims)
-FAULTS = {
-    "killed": ([ended(1, -9)], 1, Kind.KILLED, ()),
-    "killed, and gloo says so on the peers": ([ended(0, 1, GLOO, 9.0), ended(1, -9)], 1, Kind.KILLED, (0,)),
-    "killed, and the peers' stories are older": (
-        [ended(0, 1, RESET, 1.0), ended(2, 1, NCCL, 2.0), ended(3, 1, STORE, 3.0), ended(1, -9)],
-        1,
-        Kind.KILLED,
-        (0, 2, 3),
-    ),
-    "killed, and a peer aborts": ([ended(0, -6), ended(1, -9)], 1, Kind.KILLED, (0,)),
-    "killed, and a peer was asked to end": ([ended(0, -15), ended(1, -9)], 1, Kind.KILLED, (0,)),
-    "killed, and another raised before": ([ended(0, 1, OWN, 1.0), ended(1, -9)], 1, Kind.KILLED, (0,)),
-    "the first exception by time": (
-        [ended(0, 1, OWN, 20.0), ended(1, 1, OWN, 10.0), ended(2, 1, OWN, 30.0)],
-        1,
-        Kind.CODE_ERROR,
-        (0, 2),
-    ),
-    "exception, and an older story of a peer": (
-        [ended(0, 1, GLOO, 1.0), ended(1, 1, OWN, 10.0)],
-        1,
-        Kind.CODE_ERROR,
-        (0,),
-    ),
-    "exception, and a plain exit": ([ended(0, 1), ended(1, 1, OWN, 5.0)], 1, Kind.CODE_ERROR, (0,)),
-    "exception whose time is unknown": ([ended(0, 1, OWN, 0.0), ended(1, 1, OWN, 5.0)], 1, Kind.CODE_ERROR, (0,)),
-    "torn error file": ([ended(0, 1, "unreadable error file (3 bytes)")], 0, Kind.CODE_ERROR, ()),
-    "only stories of peers: the first": (
-        [ended(0, 1, GLOO, 9.0), ended(1, 1, HEARD, 8.0)],
-        1,
-        Kind.CODE_ERROR,
-        (0,),
-    ),
-    "plain exits: the lowest rank": ([ended(2, 3), ended(1, 4)], 1, Kind.EXIT, (2,)),
-    "aborted alone": ([ended(1, -6)], 1, Kind.CRASHED, ()),
-    "abort is a consequence of an exception": ([ended(0, -6), ended(1, 1, OWN, 5.0)], 1, Kind.CODE_ERROR, (0,)),
-    "abort before a story of a peer": ([ended(0, 1, GLOO, 1.0), ended(1, -6)], 1, Kind.CRASHED, (0,)),
-    "segmentation fault": ([ended(0, 1, GLOO, 1.0), ended(1, -11)], 1, Kind.CRASHED, (0,)),
-    "bus error": ([ended(0, -7)], 0, Kind.CRASHED, ()),
-    "interrupted": ([ended(0, -2), ended(1, -2)], 0, Kind.KILLED, (1,)),
-    "asked to end": ([ended(1, -15)], 1, Kind.KILLED, ()),
-    "usage": ([ended(0, 2, "StateMismatch: w", 1.0, "usage"), ended(1, 1, GLOO, 0.5)], 0, Kind.USAGE, (1,)),
-    "corrupt": (
-        [ended(1, 1, "CorruptCheckpoint: crc", 1.0, "corrupt_checkpoint"), ended(0, 1, GLOO, 2.0)],
-        1,
-        Kind.CORRUPT_CHECKPOINT,
-        (0,),
-    ),
-    "stopped": ([ended(0, 75), ended(1, 75)], 0, Kind.STOPPED, (1,)),
-    "stopped, and the last ones lose their peer": ([ended(0, 1, GLOO, 1.0), ended(1, 75)], 1, Kind.STOPPED, (0,)),
-    "stopped, and a peer aborts for it": ([ended(0, -6), ended(1, 75)], 1, Kind.STOPPED, (0,)),
-    "one fails while the others stop": ([ended(0, 75), ended(1, 1)], 1, Kind.EXIT, (0,)),
-    "one raises while the others stop": ([ended(0, 75), ended(1, 1, OWN, 3.0)], 1, Kind.CODE_ERROR, (0,)),
-    "one is killed while the others stop": ([ended(0, 75), ended(1, -9)], 1, Kind.KILLED, (0,)),
-    "a usage code without its error is an exit": ([ended(0, 2)], 0, Kind.EXIT, ()),
-}
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_who_is_at_fault(name: str) -> None:
-    exits, rank, kind, victims = FAULTS[name]
-    for order in itertools.permutations(exits):
-        failure = explain(order)
-        assert (failure.rank, failure.kind, failure.victims) == (rank, kind, victims)
-    assert failure.exit_code == next(each.exit_code for each in exits if each.rank == rank)
-
-
-def test_the_corrupt_checkpoint_is_named() -> None:
-    error = ErrorRecord("CorruptCheckpoint: crc differs", time=1.0, kind="corrupt_checkpoint", attempt="e1-s2-x")
-    assert explain([RankExit(0, 1, 1, error)]).attempt == "e1-s2-x"
-    assert explain([ended(0, 1)]).attempt == ""
-
-
-@pytest.mark.parametrize(
-    ("seen", "message"),
-    [
-        (ended(1, -9), "rank 1 was ended by SIGKILL"),
-        (ended(1, -11), "rank 1 was ended by SIGSEGV"),
-        (ended(1, -99), "rank 1 was ended by signal 99"),
-        (ended(3, 7), "rank 3 exited with code 7"),
-        (ended(0, 1, OWN), "rank 0: ValueError: loss is NaN"),
-        (ended(0, 2, "StateMismatch: shapes differ", kind="usage"), "rank 0: shapes differ"),
-        (ended(0, 2, "UsageError: no such thing", kind="usage"), "rank 0: no such thing"),
-    ],
-)
-def test_messages_for_people(seen: RankExit, message: str) -> None:
-    assert explain([seen]).message.startswith(message)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([1, 2, 3, 75, 76, 86, 255, -1, -2, -6, -9, -11, -15, -64]),
-            st.sampled_from([None, GLOO, OWN, HEARD, ""]),
-            st.floats(0, 1e10),
-            st.sampled_from(["usage", "corrupt_checkpoint", "exception", "other"]),
-        ),
-        min_size=1,
-        max_size=6,
-    ),
-    st.randoms(),
-)
-def test_the_verdict_does_not_depend_on_the_order_of_the_evidence(seen: list, random: object) -> None:
-    exits = [ended(rank, code, message, time, kind) for rank, (code, message, time, kind) in enumerate(seen)]
-    verdict = explain(exits)
-    random.shuffle(exits)
-    assert explain(exits) == verdict
-    assert {verdict.rank, *verdict.victims} == set(range(len(seen)))
-    assert 1 <= shell_code(verdict) <= 255
-
-
-@pytest.mark.parametrize(
-    ("kind", "code", "shell"),
-    [
-        (Kind.EXIT, 1, 1),
-        (Kind.EXIT, 3, 3),
-        (Kind.EXIT, 255, 255),
-        (Kind.CODE_ERROR, 1, 1),
-        (Kind.KILLED, -9, 137),
-        (Kind.KILLED, -15, 143),
-        (Kind.CRASHED, -11, 139),
-        (Kind.USAGE, 2, 2),
-        (Kind.USAGE, 1, 2),
-        (Kind.EXIT, 2, 1),
-        (Kind.EXIT, 76, 1),
-        (Kind.EXIT, 86, 1),
-        (Kind.CORRUPT_CHECKPOINT, 1, 1),
-    ],
-)
-def test_exit_codes_for_the_shell(kind: Kind, code: int, shell: int) -> None:
-    assert shell_code(Failure(kind, 0, code, "")) == shell
-
-
-def test_codes_that_only_ftrun_may_mean() -> None:
-    assert {2, 76, 86} == RESERVED_CODES
-    assert (ExitCode.OK, ExitCode.FAILED, ExitCode.USAGE, ExitCode.TRY_AGAIN) == (0, 1, 2, 75)
-    assert (ExitCode.GAVE_UP, ExitCode.EXCLUDED) == (76, 86)
-
-
-def test_names_of_signals() -> None:
-    assert (signal_name(9), signal_name(15), signal_name(250)) == ("SIGKILL", "SIGTERM", "signal 250")
-
-
-# --- decisions
-
-KILLED = Failure(Kind.KILLED, 1, -9, "rank 1 was ended by SIGKILL")
-RAISED = Failure(Kind.CODE_ERROR, 0, 1, "rank 0: ValueError")
-LEFT = Failure(Kind.EXIT, 0, 3, "rank 0 exited with code 3")
-WRONG = Failure(Kind.USAGE, 0, 2, "rank 0: shapes differ")
-CORRUPT = Failure(Kind.CORRUPT_CHECKPOINT, 0, 1, "rank 0: crc", attempt="e1")
-STOPPED = Failure(Kind.STOPPED, 0, 75, "rank 0 exited with code 75")
+KILLED = failed(Kind.KILLED, -9, "aaaa1111")
+RAISED = failed(Kind.CODE_ERROR, 1, "bbbb2222")
+UNREAD = failed(Kind.DATA, 1, "cccc3333")
+LEFT = failed(Kind.EXIT, 3)
+WRONG = failed(Kind.USAGE, 2)
+CORRUPT = failed(Kind.CORRUPT_CHECKPOINT)
+STOPPED = failed(Kind.STOPPED, 75)
 
 DEFAULT = Limits()
 COUNTED = Limits(max_restarts=2, exactly=True)
 CAPPED = Limits(max_restarts=2)
+WINDOW = Limits(window=Window(2, timedelta(hours=1)))
+BUDGET = Limits(no_progress=5, budgets={"code_error": 2, "exit": 0, "killed": None})
+WIDE = Limits(no_progress=9)
+NOW = 10_000.0
 
 
-def at(failure: Failure, restarts: int = 0, streak: int = 0, *, made_a_step: bool = True) -> Situation:
-    return Situation(failure, restarts, streak, made_a_step)
+def at(failure: Failure, restarts: int = 0, streak: int = 0, *, made_a_step: bool = True, **more: object) -> Situation:
+    return Situation(failure, restarts, streak, made_a_step, now=NOW, **more)
+
+
+def again(failure: Failure, times: int, step: int = 7, **more: object) -> Situation:
+    """The failure after a step, when it has come there so many times before."""
+    earlier = ((failure.fingerprint, step),) * times
+    return at(failure, times, times, step=step, earlier=(("dddd4444", step), *earlier), **more)
 
 
 # name: (situation, limits, restart, exit code, outcome, part of the reason)
@@ -197,7 +56,15 @@ DECISIONS = {
     "one is the limit": (at(KILLED, 1, 1), Limits(no_progress=1), False, 76, "gave_up", "1 restart in a row"),
     "commits refill the budget": (at(KILLED, 50, 0), DEFAULT, True, 0, "", "1 of 3 allowed"),
     "before the first step": (at(RAISED, made_a_step=False), DEFAULT, False, 1, "failed", "before the first step"),
-    "killed before it": (at(KILLED, made_a_step=False), DEFAULT, False, 137, "failed", "before the first step"),
+    "killed before it": (at(KILLED, made_a_step=False), DEFAULT, True, 0, "", "1 of 3 allowed"),
+    "killed before it again and again": (
+        at(KILLED, 3, 3, made_a_step=False),
+        DEFAULT,
+        False,
+        76,
+        "gave_up",
+        "3 restarts",
+    ),
     "left before it": (at(LEFT, made_a_step=False), DEFAULT, False, 3, "failed", "before the first step"),
     "usage": (at(WRONG), DEFAULT, False, 2, "failed", "the same start would end the same way"),
     "usage, with restarts": (at(WRONG), COUNTED, False, 2, "failed", "the same start"),
@@ -222,6 +89,119 @@ DECISIONS = {
     "in all: below": (at(LEFT, 1, 0), CAPPED, True, 0, "", "1 of 3 allowed"),
     "in all: used": (at(LEFT, 2, 0), CAPPED, False, 3, "failed", "all 2 restarts are used (restart.max_restarts)"),
     "in all: none": (at(LEFT), Limits(max_restarts=0), False, 3, "failed", "all 0 restarts"),
+    "window: the last that is allowed": (at(KILLED, 1, 0, failed_at=(NOW - 3599,)), WINDOW, True, 0, "", "1 of 3"),
+    "window: one too many": (
+        at(KILLED, 2, 0, failed_at=(NOW - 3599, NOW - 1)),
+        WINDOW,
+        False,
+        76,
+        "gave_up",
+        "3 failures, and 2 in 1h are",
+    ),
+    "window: old ones don't count": (at(KILLED, 9, 0, failed_at=(NOW - 3601, NOW - 1)), WINDOW, True, 0, "", "1 of 3"),
+    "budget: the first": (
+        at(RAISED),
+        BUDGET,
+        True,
+        0,
+        "",
+        "1 of 2 allowed before the next commit (restart.budgets.code_error",
+    ),
+    "budget: the last": (at(RAISED, 1, 1, streak_by_kind={Kind.CODE_ERROR: 1}), BUDGET, True, 0, "", "2 of 2 allowed"),
+    "budget: spent": (
+        at(RAISED, 2, 2, streak_by_kind={Kind.CODE_ERROR: 2}),
+        BUDGET,
+        False,
+        76,
+        "gave_up",
+        "(restart.budgets.code_error)",
+    ),
+    "budget: of another kind": (at(KILLED, 2, 2, streak_by_kind={Kind.CODE_ERROR: 2}), BUDGET, True, 0, "", "3 of 5"),
+    "budget: refilled": (at(RAISED, 9, 0), BUDGET, True, 0, "", "1 of 2"),
+    "budget: none at all": (at(LEFT), BUDGET, False, 3, "failed", "(restart.budgets.exit)"),
+    "budget: not before no_progress": (
+        at(RAISED, 3, 3, streak_by_kind={Kind.CODE_ERROR: 0}),
+        replace(BUDGET, no_progress=3),
+        False,
+        76,
+        "gave_up",
+        "(restart.no_progress)",
+    ),
+    "no commit ever": (at(KILLED, 3, 3, has_commit=False), DEFAULT, False, 76, "gave_up", "set checkpoint.every lower"),
+    "in all wins over the window": (
+        at(KILLED, 2, 0, failed_at=(NOW, NOW)),
+        replace(WINDOW, max_restarts=2),
+        False,
+        137,
+        "failed",
+        "restart.max_restarts",
+    ),
+    "the same twice": (
+        again(RAISED, 1, has_older_commit=True),
+        WIDE,
+        True,
+        0,
+        "",
+        "(bbbb2222) after step 7 as before, so it goes one commit",
+    ),
+    "the same twice, nothing older": (
+        again(RAISED, 1),
+        WIDE,
+        True,
+        0,
+        "",
+        "no older commit to go back to; 2 of 9 allowed",
+    ),
+    "the same twice, nothing at all": (
+        again(RAISED, 1, has_commit=False),
+        WIDE,
+        True,
+        0,
+        "",
+        "there is no commit to go",
+    ),
+    "the same three times": (
+        again(RAISED, 2, has_older_commit=True),
+        WIDE,
+        False,
+        76,
+        "gave_up",
+        "(bbbb2222) after step 7 for the third time",
+    ),
+    "the same three times, with samples": (
+        again(UNREAD, 2),
+        WIDE,
+        False,
+        76,
+        "gave_up",
+        "look at the samples of that step",
+    ),
+    "the same, but elsewhere": (
+        at(RAISED, 2, 2, step=8, earlier=(("bbbb2222", 7), ("bbbb2222", 7))),
+        WIDE,
+        True,
+        0,
+        "",
+        "3 of 9 allowed",
+    ),
+    "another at the same step": (
+        at(RAISED, 2, 2, step=7, earlier=(("aaaa1111", 7), ("cccc3333", 7))),
+        WIDE,
+        True,
+        0,
+        "",
+        "3 of 9 allowed",
+    ),
+    "the same, but from outside": (again(KILLED, 2), WIDE, True, 0, "", "3 of 9 allowed"),
+    "the same, at an unknown step": (
+        at(RAISED, 2, 2, step=None, earlier=(("bbbb2222", 7),) * 2),
+        WIDE,
+        True,
+        0,
+        "",
+        "3 of 9 allowed",
+    ),
+    "the same, counted": (again(RAISED, 2), Limits(max_restarts=5, exactly=True), True, 0, "", "restart 3 of 5"),
 }
 
 
@@ -231,6 +211,23 @@ def test_decisions(name: str) -> None:
     made = decide(situation, limits)
     assert (made.restart, made.exit_code, made.outcome) == (restart, code, outcome)
     assert reason in made.reason
+    assert made.further_back == ("further back" in made.reason)
+
+
+def test_what_is_retried_before_the_first_step() -> None:
+    retried = {kind for kind in Kind if decide(at(failed(kind), made_a_step=False), DEFAULT).restart}
+    outside = {Kind.KILLED, Kind.HARDWARE, Kind.STORAGE, Kind.PREEMPTED, Kind.UNKNOWN}
+    assert retried == {*outside, Kind.CORRUPT_CHECKPOINT}
+
+
+def test_the_job_file_has_a_budget_for_each_kind_that_may_be_retried() -> None:
+    counted = set(Kind) - {Kind.USAGE, Kind.STOPPED, Kind.CORRUPT_CHECKPOINT}
+    assert {kind.key for kind in counted} == set(Budgets.model_fields)
+
+
+def test_what_can_t_end_in_another_way_is_not_retried() -> None:
+    made = decide(at(replace(RAISED, retryable=False)), DEFAULT)
+    assert (made.restart, made.reason) == (False, "the same start would end the same way")
 
 
 def test_back_off() -> None:
@@ -240,10 +237,19 @@ def test_back_off() -> None:
     assert decide(at(KILLED, 2, 2), replace(limits, no_progress=5)).delay == 2
     assert decide(at(KILLED), limits).delay == 0
     assert decide(at(RAISED, 1, 1), COUNTED).delay == 0  # as under torchrun
+    assert decide(again(RAISED, 1, has_older_commit=True), limits).delay == 1
+
+
+def test_jitter_only_shortens_a_wait() -> None:
+    limits = Limits(backoff_first=8.0, backoff_max=10.0, jitter=0.25)
+    assert [backoff(1, limits, chance) for chance in (0.0, 0.5, 1.0)] == [8, 7, 6]
+    assert backoff(9, limits, 1.0) == 7.5
+    assert backoff(0, limits, 1.0) == 0
+    assert decide(at(KILLED, 1, 1, chance=1.0), limits).delay == 6
 
 
 @given(
-    st.sampled_from([KILLED, RAISED, LEFT, WRONG, CORRUPT, STOPPED]),
+    st.sampled_from([KILLED, RAISED, UNREAD, LEFT, WRONG, CORRUPT, STOPPED]),
     st.integers(0, 10),
     st.integers(0, 10),
     st.booleans(),
@@ -254,12 +260,19 @@ def test_back_off() -> None:
         exactly=st.booleans(),
         backoff_first=st.floats(0, 100),
         backoff_max=st.floats(100, 1000),
+        jitter=st.floats(0, 1),
+        window=st.none() | st.builds(Window, st.integers(1, 3), st.just(timedelta(hours=1))),
+        budgets=st.dictionaries(st.sampled_from([kind.key for kind in Kind]), st.none() | st.integers(0, 3)),
     ),
+    st.floats(0, 1),
+    st.none() | st.integers(1, 9),
 )
 def test_a_decision_is_a_restart_or_an_end_with_a_code(
-    failure: Failure, restarts: int, streak: int, made_a_step: bool, limits: Limits
+    failure: Failure, restarts: int, streak: int, made_a_step: bool, limits: Limits, chance: float, step: int | None
 ) -> None:
-    made: Decision = decide(at(failure, restarts, streak, made_a_step=made_a_step), limits)
+    more = {"chance": chance, "step": step, "earlier": ((failure.fingerprint, 3),) * restarts}
+    situation = at(failure, restarts, streak, made_a_step=made_a_step, streak_by_kind={failure.kind: streak}, **more)
+    made: Decision = decide(situation, limits)
     assert made.reason
     if made.restart:
         assert 0 <= made.delay <= limits.backoff_max

@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 def run(ctx: typer.Context) -> None:
     """Run a training script on this node; the default command. `ftrun run --help` lists all options."""
-    from ftrun.cli.app import fail
-    from ftrun.launch import options, plan
-    from ftrun.launch.execute import execute
+    from ftrun.launch import early
 
-    # Workers' lines pass through this process: they must not wait in a block buffer when stdout is a pipe.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    try:
-        parser = options.LaunchParser()
-        line = parser.parse(ctx.args)
-        made = plan.make(line, parser, os.environ, cwd=Path.cwd())
-        if line.dry_run:
-            _show(made, as_json=line.json)
+    with early.begin(ctx.args, os.environ) as standbys:
+        from ftrun.cli.app import fail
+        from ftrun.launch import options, plan
+        from ftrun.launch.execute import execute
+
+        try:
+            parser = options.LaunchParser()
+            line = parser.parse(ctx.args)
+            made = plan.make(line, parser, os.environ, cwd=Path.cwd())
+            if line.dry_run:
+                _show(made, as_json=line.json)
+                return
+            code = execute(made, sys.argv, standbys)
+        except FtrunError as error:
+            fail(error)
             return
-        code = execute(made, sys.argv)
-    except FtrunError as error:
-        fail(error)
-        return
-    sys.stdout.flush()
     raise SystemExit(code)
 
 

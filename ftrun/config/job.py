@@ -1,202 +1,40 @@
 """What a job file may hold, as frozen models. The docstring under a field is its help.
 
 Validation is strict: YAML has said what is text and what is a number, and nothing is converted in silence.
-Fields with several forms have one validator of their own, so that one mistake gives one message.
+Fields with several forms have one validator of their own (:mod:`ftrun.config.fields`), so that one mistake gives
+one message.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from datetime import timedelta
-from types import MappingProxyType
-from typing import Annotated, Literal, Never, TypeVar
+from typing import Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
-from ftrun.config.units import (
-    AUTO,
-    DURATION_PATTERN,
-    STEPS_PATTERN,
-    duration_text,
-    interval_text,
-    parse_duration,
-    parse_interval,
+from ftrun.config.fields import (
+    Argument,
+    Duration,
+    Environment,
+    Interval,
+    JobName,
+    LaunchOptions,
+    LaunchScalar,
+    LaunchValue,
+    Module,
+    Section,
+    Tee,
+    Text,
+    empty,
 )
-from ftrun.contract import Every, Fault
+from ftrun.config.supervisor import Restart, Standby, Watch
+from ftrun.config.units import AUTO
+from ftrun.contract import Fault
+
+__all__ = ["AS_TYPED", "JobConfig", "LaunchScalar", "LaunchValue", "Section"]
 
 AS_TYPED = ("args", "env")
 """Sections whose values are text for somebody else: they are passed on as typed, ``3e-4`` as ``3e-4``."""
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-_OWNED = frozenset(
-    {
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-    }
-)
-_OWNED_PREFIXES = ("ROLE_", "TORCHELASTIC_", "FTRUN_")
-
-_SCALAR_SCHEMA = {"type": ["string", "number", "boolean"]}
-_RANK_SCHEMA = {"type": "integer", "minimum": 0}
-_INTERVAL_SCHEMA = {
-    "anyOf": [
-        {"const": "auto"},
-        {"type": "string", "pattern": STEPS_PATTERN},
-        {"type": "string", "pattern": DURATION_PATTERN},
-    ],
-    "examples": ["auto", "500 steps", "10m"],
-}
-
-
-def _name(value: str) -> str:
-    if wrong := sorted(set(re.sub(r"[A-Za-z0-9._-]", "", value))):
-        raise ValueError(f"{value!r} holds {wrong[0]!r}; use letters, digits, '.', '_' and '-'")
-    if value.startswith((".", "-")):
-        raise ValueError(f"{value!r} begins with {value[0]!r}; begin with a letter or a digit")
-    return value
-
-
-def _module(value: str) -> str:
-    if not all(part.isidentifier() for part in value.split(".")):
-        raise ValueError(f"{value!r} is not the dotted name of a module; write for example my_pkg.hooks")
-    return value
-
-
-def _variable(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError(f"{name!r} is not the name of an environment variable; use letters, digits and '_'")
-    if name in _OWNED or name.startswith(_OWNED_PREFIXES):
-        raise ValueError("the launcher sets this variable for every worker; remove it")
-    return name
-
-
-def _option(name: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        spelled = name.lstrip("-").replace("-", "_").lower()
-        raise ValueError(f"options are written with underscores here; write {spelled!r}")
-    return name
-
-
-LaunchScalar = str | int | float | bool
-LaunchValue = LaunchScalar | tuple[LaunchScalar, ...]
-
-
-def _launch_value(value: object) -> LaunchValue:
-    if isinstance(value, LaunchScalar):
-        return value
-    if isinstance(value, tuple) and all(isinstance(item, LaunchScalar) for item in value):
-        return value
-    found = "nothing" if value is None else "a section" if isinstance(value, dict) else "a list within a list"
-    raise ValueError(f"expects a value or a list of values, not {found}; remove the key to keep the default")
-
-
-def _tee(value: object) -> tuple[int, ...] | Literal["all"]:
-    if value == "all":
-        return "all"
-    if isinstance(value, tuple) and all(type(item) is int and item >= 0 for item in value):
-        return value
-    raise ValueError("expects 'all' or a list of local ranks; write for example [0]")
-
-
-def _unchanged(value: object) -> object:
-    return value
-
-
-def _frozen(value: Mapping[_K, _V]) -> Mapping[_K, _V]:
-    return MappingProxyType(dict(value))
-
-
-def _empty() -> Mapping[str, Never]:
-    return MappingProxyType({})
-
-
-_Frozen = (AfterValidator(_frozen), PlainSerializer(dict))
-
-Text = Annotated[str, Field(min_length=1)]
-JobName = Annotated[
-    str,
-    Field(min_length=1),
-    AfterValidator(_name),
-    WithJsonSchema({"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]*$"}),
-]
-Module = Annotated[
-    str,
-    Field(min_length=1),
-    AfterValidator(_module),
-    WithJsonSchema({"type": "string", "pattern": r"^[^\s./-]+(\.[^\s./-]+)*$"}),
-]
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(parse_duration),
-    PlainSerializer(duration_text),
-    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["90s", "10m", "1.5h"]}),
-]
-Interval = Annotated[
-    Every,
-    PlainValidator(parse_interval),
-    PlainSerializer(interval_text),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"const": "auto"},
-                *({"type": "string", "pattern": p} for p in (STEPS_PATTERN, DURATION_PATTERN)),
-            ],
-            "examples": ["auto", "500 steps", "10m"],
-        }
-    ),
-]
-Tee = Annotated[
-    tuple[int, ...] | Literal["all"],
-    PlainValidator(_tee),
-    PlainSerializer(_unchanged),
-    WithJsonSchema({"anyOf": [{"const": "all"}, {"type": "array", "items": _RANK_SCHEMA}]}),
-]
-Argument = Annotated[str, WithJsonSchema(_SCALAR_SCHEMA)]
-Environment = Annotated[
-    Mapping[
-        Annotated[str, AfterValidator(_variable)],
-        Annotated[str, WithJsonSchema(_SCALAR_SCHEMA)],
-    ],
-    *_Frozen,
-]
-LaunchOptions = Annotated[
-    Mapping[
-        Annotated[str, AfterValidator(_option)],
-        Annotated[
-            LaunchValue,
-            PlainValidator(_launch_value),
-            WithJsonSchema({"anyOf": [_SCALAR_SCHEMA, {"type": "array", "items": _SCALAR_SCHEMA}]}),
-        ],
-    ],
-    *_Frozen,
-]
-
-
-class Section(BaseModel):
-    """A part of the job file: frozen, strict, and closed to keys that it doesn't know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class Keep(Section):
@@ -215,33 +53,6 @@ class Checkpoint(Section):
     """How often a checkpoint is taken: a number of steps, a duration, or auto (10m)."""
     keep: Keep = Field(default_factory=Keep)
     """Which commits stay when newer ones arrive."""
-
-
-class Backoff(Section):
-    """How long to wait before a restart; doubles from the first to the longest."""
-
-    first: Duration = Field(default=timedelta(seconds=1))
-    """Wait before the second restart in a row without a new commit; the first one comes at once."""
-    max: Duration = Field(default=timedelta(minutes=5))
-    """Longest wait."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Backoff:
-        if self.first > self.max:
-            first, longest = duration_text(self.first), duration_text(self.max)
-            raise ValueError(f"first ({first}) is longer than max ({longest}); make max {first} or more")
-        return self
-
-
-class Restart(Section):
-    """When a failed attempt is followed by another, and when to give up."""
-
-    no_progress: int = Field(default=3, ge=1)
-    """Give up after this many restarts in a row without a new commit."""
-    max_restarts: int | None = Field(default=None, ge=0)
-    """Give up after this many restarts in all; null for no limit."""
-    backoff: Backoff = Field(default_factory=Backoff)
-    """How long to wait before a restart."""
 
 
 class Signals(Section):
@@ -286,17 +97,23 @@ class JobConfig(Section):
     """Module to run, as with python -m; or give script."""
     args: tuple[Argument, ...] = ()
     """Arguments of the script, passed on as they are typed here."""
-    launch: LaunchOptions = Field(default_factory=_empty)
+    launch: LaunchOptions = Field(default_factory=empty)
     """Options of torchrun, with underscores."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """Where checkpoints go and how often they are taken."""
     restart: Restart = Field(default_factory=Restart)
     """When a failed attempt is followed by another, and when to give up."""
+    watch: Watch = Field(default_factory=Watch)
+    """When a run that makes no step counts as hung."""
+    standby: Standby = Field(default_factory=Standby)
+    """Processes that wait with their imports done, so that a restart is short."""
     signals: Signals = Field(default_factory=Signals)
     """What happens when the run is asked to stop."""
     logs: Logs = Field(default_factory=Logs)
     """What becomes of the workers' output."""
-    env: Environment = Field(default_factory=_empty)
+    exit_codes: Literal["ftrun", "torchrun"] = "ftrun"
+    """Exit codes: ftrun tells apart why a run ended; torchrun knows 0 and 1 only."""
+    env: Environment = Field(default_factory=empty)
     """Environment variables for the workers."""
     callbacks: tuple[Module, ...] = ()
     """Modules to import in every worker for the callbacks that they register."""

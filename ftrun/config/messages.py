@@ -6,8 +6,10 @@ import difflib
 import typing
 from typing import TYPE_CHECKING
 
+from ftrun.config.fields import Section
 from ftrun.config.findings import Path, dotted
-from ftrun.config.job import JobConfig, Section
+from ftrun.config.job import JobConfig
+from ftrun.config.supervisor import Budgets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +40,15 @@ def _complaint(error: ErrorDetails) -> str:
     if kind == "string_too_short":
         return "is empty; write a value or remove the key"
     if kind == "greater_than_equal":
-        return f"must be {context['ge']} or more, not {value}"
+        return f"must be {context['ge']:g} or more, not {value}"
     if kind == "literal_error":
         return f"expects {context['expected']}, not {shown(value)}"
+    if kind == "less_than_equal":
+        return f"must be {context['le']:g} or less, not {value}"
+    if kind == "bool_type":
+        return f"expects true or false, not {shown(value)}"
+    if kind == "float_type":
+        return f"expects a number such as 0.1, not {shown(value)}"
     if kind in _NUMBER_TYPES:
         return f"expects a whole number such as 3, not {shown(value)}"
     if kind == "tuple_type":
@@ -95,7 +103,8 @@ def _known(section: type[Section], path: tuple[str, ...]) -> Iterator[tuple[str,
     for name, field in section.model_fields.items():
         yield (*path, name)
         inner = _as_section(field.annotation)
-        if inner is not None and not typing.get_args(field.annotation):
+        # Kinds of failure are words like 'data' and 'exit', which mean something else anywhere else.
+        if inner is not None and inner is not Budgets and not typing.get_args(field.annotation):
             yield from _known(inner, (*path, name))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
 
@@ -25,10 +26,19 @@ _SECONDS = {
 # These go into the JSON schema too, so they stay in the syntax that Python and JavaScript share.
 DURATION_PATTERN = "^(?=[0-9])" + " ?".join(f"(?:({_NUMBER}) ?{unit})?" for unit in _SECONDS) + "$"
 STEPS_PATTERN = "^([1-9][0-9]*) steps?$"
+WINDOW_PATTERN = f"^([1-9][0-9]*) in {DURATION_PATTERN[1:]}"
 SIZE_PATTERN = f"^({_NUMBER}) ?([kKMGTP]?B|[KMGTP]iB)$"
 
 AUTO = Every(seconds=600.0)
 """What ``every: auto`` means until it is measured."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """So many things in so long: ``5 in 1h``."""
+
+    count: int
+    time: timedelta
 
 
 def parse_duration(value: object) -> timedelta:
@@ -80,6 +90,35 @@ def parse_interval(value: object) -> Every:
     if not seconds:
         raise ValueError(f"{value!r} is no time at all; write auto, 500 steps or 10m")
     return Every(seconds=seconds)
+
+
+def parse_window(value: object) -> Window:
+    """``5 in 1h``: a count and a duration."""
+    if isinstance(value, Window):
+        return value
+    match = re.match(WINDOW_PATTERN, value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(_unlike_a_window(value))
+    time = parse_duration(match[0].partition(" in ")[2])
+    if not time:
+        raise ValueError(f"{value!r} is no time at all; write for example {match[1]} in 1h")
+    return Window(int(match[1]), time)
+
+
+def _unlike_a_window(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return "expects a count and a duration such as 5 in 1h"
+    text = str(value).strip()
+    if re.fullmatch(r"[0-9]+", text):
+        return f"{text} says no time; write for example {max(1, int(text))} in 1h"
+    if count := re.match(r"([0-9]+) *(?:in|per|/) *([0-9]+)$", text):
+        return f"{count[2]} has no unit; write {count[1]} in {count[2]}m or {count[1]} in {count[2]}h"
+    return f"{text!r} is not a count and a duration; write for example 5 in 1h"
+
+
+def window_text(window: Window) -> str:
+    """The window as a user would type it."""
+    return f"{window.count} in {duration_text(window.time)}"
 
 
 def duration_text(value: timedelta) -> str:

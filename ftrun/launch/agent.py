@@ -1,11 +1,14 @@
-"""The agent: torch's :class:`LocalElasticAgent` with a few hooks. It acts; the :class:`Director` decides.
+"""The agent: torch's :class:`LocalElasticAgent` with its hands replaced. It acts; the :class:`Director` decides.
 
 What differs from torch's:
 
+- workers are :class:`~ftrun.launch.processes.Workers`: the end of one is noticed at once, and evidence is taken before
+  anybody is signalled;
 - every round of rendezvous gets a fresh store, so that a restart never meets the keys of the last attempt;
 - the round begins with one answer for all ranks: which epoch, which attempt, which commit to resume from;
-- when a rank has died, its peers are killed at once, with everything they started, and nobody waits for them to
-  notice;
+- when a rank has died, its peers are killed at once, with everything they started: a rank that waits in a collective
+  has nothing left to do in order;
+- a group that makes no progress is brought down and restarted, too;
 - whether to restart is decided by policy and not by a counter alone.
 """
 
@@ -14,42 +17,90 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
+from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from ftrun import error_file
 from ftrun.contract import ExitCode
-from ftrun.launch.failure import RankExit
+from ftrun.errors import UsageError
+from ftrun.launch import family, gpu_memory
+from ftrun.launch.collect import LiveRank
+from ftrun.launch.output_routes import Tee
+from ftrun.launch.processes import Workers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from ftrun.launch.director import Director
+    from ftrun.launch.evidence import Evidence
     from ftrun.launch.guard import Guard
     from ftrun.launch.logs import RunLogs
-
-_REAP_SECONDS = 10.0
+    from ftrun.launch.standby import Standbys
+    from ftrun.launch.watch import Verdict
 
 UNLIMITED_RESTARTS = 1_000_000
 """What torch is told as its own limit when the policy decides: high enough never to be reached."""
 
+_CAUSE_SECONDS = 0.5
+"""How long to wait for a rank that is at fault to end, when all that has ended fell with it."""
+
+_FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+
 
 class Agent(LocalElasticAgent):
-    """Supervises the workers of this node."""
+    """Supervises the workers of this node.
 
-    def __init__(self, spec: WorkerSpec, logs: RunLogs, director: Director, guard: Guard, **options: Any) -> None:
+    Args:
+        spec: torch's specification; its ``monitor_interval`` is next to nothing, because waiting is done here.
+        logs: where output goes.
+        director: decides.
+        guard: outlives this process if it is killed.
+        standbys: parked processes.
+        interval: seconds between two looks at the pulses.
+        options: of torch's agent.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs: RunLogs,
+        director: Director,
+        guard: Guard,
+        standbys: Standbys,
+        *,
+        interval: float,
+        **options: Any,
+    ) -> None:
         super().__init__(spec, logs, **options)
         self._guard = guard
         self._run_logs = logs
         self._director = director
+        self._standbys = standbys
+        self._interval = interval
+        self._leave_seconds = float(options.get("shutdown_timeout", 30))
         self._stopping_since: float | None = None
         self._asked_to_leave = False
+        self._heard: list[signal.Signals] = []
+        self._parked = False
+
+    @property
+    def _workers(self) -> Workers | None:
+        return self._pcontext if isinstance(self._pcontext, Workers) else None
+
+    def exit_codes(self) -> list[int | None]:
+        """Exit codes of the last attempt's workers as far as they have ended."""
+        workers = self._workers
+        if workers is None:
+            return []
+        return [workers.ended[rank].code if rank in workers.ended else None for rank in workers.pids()]
+
+    # Starting
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         fresh_store(worker_group.spec.rdzv_handler)
@@ -57,107 +108,219 @@ class Agent(LocalElasticAgent):
         worker_group.store = None
         self._store = None
         super()._rendezvous(worker_group)
+        self._director.clock.mark("rendezvous")
         store: Any = worker_group.store
         node: Any = worker_group.group_rank
         self._run_logs.begin(self._director.begin_round(store, node))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stopping_since = None
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._asked_to_leave = False
+        self._parked = False
+        with _processes_made_by(self._make_workers):
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         self._guard.watch(pids.values())
         ranks = {worker_group.workers[local_rank].global_rank: pid for local_rank, pid in pids.items()}
-        world_size = worker_group.workers[0].world_size
-        self._director.workers_started(ranks, world_size)
+        self._director.workers_started(ranks, worker_group.workers[0].world_size)
         return pids
 
+    def _make_workers(self, **asked: Any) -> Workers:
+        """Stand in for torch's ``start_processes``."""
+        tee = Tee(
+            asked["name"],
+            asked["log_line_prefixes"],
+            tuple(asked.get("duplicate_stdout_filters") or ()),
+            tuple(asked.get("duplicate_stderr_filters") or ()),
+        )
+        workers = Workers(
+            asked["entrypoint"],
+            asked["args"],
+            asked["envs"],
+            asked["logs_specs"],
+            self._standbys,
+            lambda destination: self._run_logs.output(destination, tee),
+            lambda argv, local_rank: _bound(argv, local_rank, asked.get("numa_options")),
+        )
+        # Known before they are started: a signal may come in the middle of that.
+        self._pcontext = workers
+        try:
+            workers.start()
+        except OSError as error:
+            workers.kill(self._own_leaders())
+            workers.close()
+            raise UsageError(_cannot_start(asked["entrypoint"], error)) from error
+        self._director.clock.mark("start")
+        return workers
+
+    # Watching
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        failed = self._failed_exits(worker_group)
-        if not failed:
-            self._director.watch()
-            return self._look(worker_group)
-        if self._leaving_in_order(failed):
-            return RunResult(state=WorkerState.HEALTHY)
-        self._kill_all(signal.SIGKILL)
-        decision = self._director.decide(failed)
-        result = self._look(worker_group)
-        if not decision.restart:
-            self._remaining_restarts = 0
-        else:
-            time.sleep(decision.delay)
-        return result
+        workers = self._workers
+        if workers is None:
+            raise AssertionError("workers are started before they are watched")
+        workers.look(self._interval)
+        self._forward()
+        if workers.failed:
+            if self._leaving_in_order(workers):
+                return RunResult(state=WorkerState.HEALTHY)
+            return self._fall(worker_group, workers)
+        if not workers.alive:
+            return self._success(worker_group, workers)
+        evidence = self._hang(worker_group, workers)
+        if evidence is not None:
+            return self._fall(worker_group, workers, evidence)
+        self._keep_standbys(worker_group, workers)
+        return RunResult(state=WorkerState.HEALTHY)
 
-    def _look(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
-        return result
+    def _hang(self, worker_group: WorkerGroup, workers: Workers) -> Evidence | None:
+        """Evidence of a group that makes no progress, None while it does or may."""
+        ended = {worker_group.workers[rank].global_rank: each.at for rank, each in workers.ended.items()}
+        verdict = self._director.watch(ended) or self._uninterruptible(worker_group)
+        if verdict is None:
+            return None
+        noticed = time.time()
+        evidence = self._director.confirm(verdict, self._ranks(worker_group, workers))
+        if evidence is not None:
+            self._director.fell(noticed - verdict.waited)
+        return evidence
 
-    def _leaving_in_order(self, failed: list[RankExit]) -> bool:
+    def _leaving_in_order(self, workers: Workers) -> bool:
         """Ranks that stop on request leave one after the other: the last ones get their grace period."""
-        if any(each.exit_code != ExitCode.TRY_AGAIN for each in failed) or not self._alive():
+        if any(each.code != ExitCode.TRY_AGAIN for each in workers.failed.values()) or not workers.alive:
             return False
         now = time.monotonic()
         self._stopping_since = self._stopping_since or now
         return now - self._stopping_since < self._director.grace
 
-    def exit_codes(self) -> list[int | None]:
-        """Exit codes of the last attempt's workers as far as they have ended."""
-        return [process.poll() for process in self._processes().values()]
+    def _uninterruptible(self, worker_group: WorkerGroup) -> Verdict | None:
+        """Torch's own check for workers that can't even be killed, where it is switched on in the environment."""
+        seconds = getattr(self, "_uninterruptible_state_timeout", 0.0)
+        if seconds <= 0:
+            return None
+        if self._check_uninterruptible_state_timeout(worker_group, seconds) is None:
+            return None
+        return self._director.uninterruptible(seconds)
 
-    def _processes(self) -> dict[int, Any]:
-        handlers = getattr(self._pcontext, "subprocess_handlers", {})
-        return {local_rank: handler.proc for local_rank, handler in handlers.items()}
+    def _keep_standbys(self, worker_group: WorkerGroup, workers: Workers) -> None:
+        """Once all ranks have made a step, park processes for the next attempt; one is warmed at a time."""
+        if not self._parked and self._director.all_stepped():
+            self._parked = True
+            self._standbys.learn(self._run_logs.worker_dir(worker_group.workers[0].global_rank) / "imports.json")
+            for local_rank, command in workers.commands.items():
+                self._standbys.prepare(local_rank, command)
+        self._standbys.tick()
 
-    def _alive(self) -> bool:
-        return any(process.poll() is None for process in self._processes().values())
+    # The end of an attempt
 
-    def _failed_exits(self, worker_group: WorkerGroup) -> list[RankExit]:
-        failed = []
-        for local_rank, process in self._processes().items():
-            code = process.poll()
-            if code:
-                rank = worker_group.workers[local_rank].global_rank
-                error = error_file.read(self._run_logs.worker_dir(rank) / "error.json")
-                failed.append(RankExit(rank, process.pid, code, error))
-        return failed
+    def _success(self, worker_group: WorkerGroup, workers: Workers) -> RunResult:
+        workers.close()
+        self._clear(workers)
+        ranks = {worker_group.workers[local_rank].global_rank: None for local_rank in workers.ended}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=ranks)
 
-    def _kill_all(self, number: signal.Signals) -> None:
-        """End every worker and everything in its session, and reap the workers."""
-        processes = self._processes().values()
-        for process in processes:
-            if process.poll() is None:
+    def _clear(self, workers: Workers) -> None:
+        """After a good end: what shares a session with a worker is killed, daemons go on and are named."""
+        processes = family.table()
+        leaders = set(workers.pids().values())
+        family.kill(pid for pid, each in processes.items() if each.session in leaders and pid not in leaders)
+        daemons = family.orphans(processes, {*leaders, *self._own_leaders()})
+        family.reap(daemons)
+        for pid in sorted(daemons):
+            if processes[pid].lives and processes[pid].session not in leaders:
+                self._director.daemon(pid, family.command_line(pid))
+
+    def _fall(self, worker_group: WorkerGroup, workers: Workers, evidence: Evidence | None = None) -> RunResult:
+        """Evidence, then the kill, then the decision.
+
+        Args:
+            worker_group: torch's name for them.
+            workers: the processes.
+            evidence: of a hang; of ranks that fell it is taken here.
+        """
+        clock = self._director.clock
+        if evidence is None:
+            self._director.fell(min(each.at for each in workers.failed.values()))
+            self._await_cause(worker_group, workers)
+            workers.settle_output()
+            evidence = self._director.collect(self._ranks(worker_group, workers))
+        clock.mark("evidence")
+        stuck = workers.kill(self._own_leaders())
+        workers.close()  # its last lines come before what is said about them
+        clock.mark("stop")
+        decision = self._director.decide(evidence, stuck)
+        if not decision.restart:
+            self._remaining_restarts = 0
+        else:
+            self._before_restart(decision.delay, set(workers.pids().values()))
+        failures = {worker_group.workers[rank].global_rank: each for rank, each in workers.failures().items()}
+        return RunResult(state=WorkerState.FAILED, failures=failures)
+
+    def _await_cause(self, worker_group: WorkerGroup, workers: Workers) -> None:
+        """Ranks that only lost a peer can be noticed before that peer has quite ended: wait for it a little."""
+        deadline = time.monotonic() + _CAUSE_SECONDS
+        while workers.alive and time.monotonic() < deadline:
+            if not self._director.only_victims(self._ranks(worker_group, workers)):
+                return
+            workers.look(deadline - time.monotonic())
+
+    def _before_restart(self, delay: float, pids: set[int]) -> None:
+        time.sleep(delay)
+        self._director.clock.mark("back-off")
+        self._director.gpu_memory(gpu_memory.wait_until_free(pids))
+        self._director.clock.mark("GPU memory")
+
+    def _ranks(self, worker_group: WorkerGroup, workers: Workers) -> list[LiveRank]:
+        ranks = []
+        for local_rank, pid in workers.pids().items():
+            rank = worker_group.workers[local_rank].global_rank
+            ended = workers.ended.get(local_rank)
+            code, at = (ended.code, ended.at) if ended is not None else (None, 0.0)
+            ranks.append(LiveRank(rank, local_rank, pid, code, at, self._run_logs.worker_dir(rank)))
+        return ranks
+
+    def _own_leaders(self) -> set[int]:
+        return {*self._standbys.pids(), *self._guard.pids()}
+
+    # Signals
+
+    def listen(self) -> None:
+        """Have SIGUSR1 and SIGUSR2 heard, unless torchrun's options give them to torch. Main thread."""
+        to_torch = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
+        for number in _FORWARDED:
+            if number.name not in to_torch and signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda heard, _frame: self._heard.append(signal.Signals(heard)))
+
+    def _forward(self) -> None:
+        """Pass SIGUSR1 and SIGUSR2 on to the ranks that have a use for them: the others would die of it."""
+        while self._heard:
+            number = self._heard.pop(0)
+            workers = self._workers
+            pids = [workers.pids()[rank] for rank in workers.alive] if workers is not None else []
+            willing = [pid for pid in pids if family.catches(pid, number)]
+            for pid in willing:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-        deadline = time.monotonic() + _REAP_SECONDS
-        for process in processes:
-            # A worker in uninterruptible sleep can't be reaped: go on without it rather than wait for ever.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        kill_sessions({process.pid for process in processes if process.returncode is not None})
+                    os.kill(pid, number)
+            self._director.heard(number, len(willing))
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **options: Any) -> None:
-        if self._director.sessions_lead():
-            self._ask_to_leave(death_sig)
+        workers = self._workers
+        if workers is not None and workers.alive:
+            self._leave(workers, death_sig)
         super()._shutdown(death_sig, *arguments, **options)
-        processes = self._processes().values()
-        kill_sessions({process.pid for process in processes if process.poll() is not None})
 
-    def _ask_to_leave(self, number: signal.Signals) -> None:
-        """Signal the ranks alone, not their children: a rank that loses its loader's workers can't finish its step."""
-        if not self._alive():
-            return
-        if self._asked_to_leave:
-            self._kill_all(signal.SIGKILL)  # asked a second time: now
-            return
-        self._asked_to_leave = True
-        self._director.leaving(signal.Signals(number).name)
-        for process in self._processes().values():
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
-        deadline = time.monotonic() + self._director.grace
-        while self._alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if self._alive():
-            self._kill_all(signal.SIGKILL)
+    def _leave(self, workers: Workers, number: signal.Signals) -> None:
+        """Have the workers leave in order, and kill what is left then; asked a second time, kill at once."""
+        if not self._asked_to_leave:
+            self._asked_to_leave = True
+            if self._director.sessions_lead():
+                # The ranks alone, not their children: one that loses its loader's workers can't finish its step.
+                self._director.leaving(number.name)
+                workers.stop(number, groups=False, grace=self._director.grace)
+            else:
+                workers.stop(number, groups=True, grace=self._leave_seconds)
+        stuck = workers.kill(self._own_leaders())
+        if stuck:
+            self._director.cannot_be_killed(stuck)
 
 
 def fresh_store(handler: RendezvousHandler) -> None:
@@ -172,14 +335,31 @@ def fresh_store(handler: RendezvousHandler) -> None:
             setattr(handler, name, None)
 
 
-def kill_sessions(leaders: set[int]) -> None:
-    """Kill what dead workers left behind: each worker leads a session of its own, and its children are in it.
+@contextlib.contextmanager
+def _processes_made_by(make: Callable[..., Workers]) -> Iterator[None]:
+    """Let torch's agent prepare the environments, and ours start the processes: torch has no parameter for that."""
+    theirs = local_elastic_agent.start_processes
+    local_elastic_agent.start_processes = make
+    try:
+        yield
+    finally:
+        local_elastic_agent.start_processes = theirs
 
-    The kernel doesn't give a leader's number away while anything of its session lives.
-    """
-    if not leaders:
-        return
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if pid not in leaders and os.getsid(pid) in leaders:
-                os.kill(pid, signal.SIGKILL)
+
+def _bound(argv: tuple[str, ...], local_rank: int, numa_options: Any) -> tuple[str, ...]:
+    """A command bound to the processors near its GPU, where ``--numa-binding`` asks for that."""
+    if numa_options is None:
+        return argv
+    from torch.numa import binding
+
+    bound: tuple[str, ...] = binding._maybe_wrap_command_args_with_numa_binding(
+        argv, gpu_index=local_rank, numa_options=numa_options
+    )
+    return bound
+
+
+def _cannot_start(program: str, error: OSError) -> str:
+    text = f"{error.filename or program} can't be started: {error.strerror or error}."
+    if os.environ.get("PYTHON_EXEC") == program:
+        return f"{text} The variable PYTHON_EXEC names it; correct or unset it."
+    return f"{text} Look whether it is there and executable, and how long the arguments and the environment are."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
-import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -13,12 +13,18 @@ from rich.markup import escape
 from ftrun.config.units import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from ftrun.launch.failure import Failure
+    from ftrun.launch.output_console import Outlets
     from ftrun.launch.policy import Decision
 
 _LAST_LINES = 12
+_MOST_REASONS = 4
+_WORTH_SAYING = 0.005
+_SPOKEN = ("code error", "import error", "data", "exit")
+"""Kinds whose cause is most often in what the rank wrote last."""
 _TAIL_BYTES = 16_384
 
 
@@ -42,6 +48,7 @@ class Fall:
         lost: steps to repeat.
         log: what the rank at fault wrote to stderr.
         shown: the console has shown that already.
+        report: the post-mortem for people, where it could be written.
     """
 
     attempt: int
@@ -49,13 +56,16 @@ class Fall:
     lost: int
     log: Path
     shown: bool
+    report: Path | None = None
 
 
 class Console:
     """Messages to the person at the terminal. Colour only on a terminal; paths relative where that is shorter."""
 
-    def __init__(self, cwd: Path) -> None:
-        self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+    def __init__(self, cwd: Path, outlets: Outlets) -> None:
+        # Through the same way as the workers' output: in order with it, and never held up by who reads it.
+        file: Any = outlets.err.as_text() if outlets.err is not None else io.StringIO()
+        self._rich = RichConsole(file=file, highlight=False, soft_wrap=True)
         self._cwd = cwd
 
     def say(self, markup: str) -> None:
@@ -84,22 +94,32 @@ class Console:
             return
         head, *rest = what.message.splitlines() or [""]
         self.say(f"[red]✗ attempt {fall.attempt} failed {fall.where}:[/] {escape(head)}")
-        for line in rest:
+        reasons = [line for line in what.why if line not in what.message]
+        for line in (*rest, *reasons[:_MOST_REASONS]):
             self.say(f"  {escape(line)}")
-        if what.exit_code == -signal.SIGKILL:
-            self.say("  [dim]by hand, by a batch system, or because the host ran out of memory[/]")
-        if not fall.shown and what.kind.value in ("code error", "exit"):
+        if not fall.shown and what.kind.value in _SPOKEN:
             self._last_lines(fall.log)
         repeat = f"{fall.lost:,} steps to repeat · " if fall.lost > 1 else "1 step to repeat · " if fall.lost else ""
-        self.say(f"  {repeat}log: {escape(self.short(fall.log))}")
+        report = f" · report: {escape(self.short(fall.report))}" if fall.report is not None else ""
+        self.say(f"  {repeat}log: {escape(self.short(fall.log))}{report}")
         arrow = "[green]↻[/] restarting" if decision.restart else "[red]■[/] not restarted"
         delay = f" in {format_duration(decision.delay)}" if decision.delay else ""
         self.say(f"{arrow}{delay}: {escape(decision.reason)}")
 
-    def training_again(self, step: int | None, seconds: float) -> None:
-        """The first step after a restart is complete; its number, where a Session counts."""
-        number = f"step {step:,} complete, " if step is not None else ""
-        self.say(f"[green]✓[/] training again: {number}{format_duration(seconds)} after the failure was noticed")
+    def training_again(self, step: int | None, seconds: Mapping[str, float], lost: int) -> None:
+        """The first step after a restart is complete.
+
+        Args:
+            step: its number, where a Session counts.
+            seconds: where the time since the failure went.
+            lost: steps that are done again.
+        """
+        number = f"step {step:,} complete " if step is not None else ""
+        parts = [f"{name} {format_duration(each)}" for name, each in seconds.items() if each >= _WORTH_SAYING]
+        again = f", {lost:,} steps lost" if lost > 1 else ", 1 step lost" if lost else ""
+        total = format_duration(sum(seconds.values()))
+        self.say(f"[green]✓[/] training again: {number}{total} after the failure{again}")
+        self.say(f"  [dim]{' · '.join(parts)}[/]")
 
     def _last_lines(self, log: Path) -> None:
         try:

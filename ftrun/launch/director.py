@@ -1,240 +1,271 @@
-"""The director: what the agent asks at each turn. It reads evidence, lets the policy decide, and keeps the record."""
+"""The director: what the agent asks at each turn. It reads evidence, lets the policy decide, and has it recorded."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import os
+import random
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ftrun import events, pulse
-from ftrun.checkpoint import epochs, layout, reader
+from ftrun import error_file, pulse
+from ftrun.checkpoint import layout
 from ftrun.config.units import format_duration
-from ftrun.errors import FtrunError, NoValidCheckpoint, UsageError
+from ftrun.errors import FtrunError
 from ftrun.goodput import history
-from ftrun.launch import failure, plan, policy
-from ftrun.launch.console import Fall, Start
+from ftrun.launch import failure, policy, symptoms, work
+from ftrun.launch.collect import Collector, Sources
+from ftrun.launch.kinds import Kind
+from ftrun.launch.record import Record
+from ftrun.launch.rounds import Rounds
+from ftrun.launch.timeline import Clock
+from ftrun.launch.watch import Value, Verdict, Watch, WatchLimits
 
 if TYPE_CHECKING:
+    import signal
+    from collections.abc import Mapping, Sequence
+
     from torch.distributed import Store
 
-    from ftrun.checkpoint.reader import Commit
+    from ftrun import events
     from ftrun.contract import WorkerContract
+    from ftrun.error_file import ErrorRecord
+    from ftrun.launch.collect import LiveRank
     from ftrun.launch.console import Console
+    from ftrun.launch.evidence import Evidence
+    from ftrun.launch.gpu_memory import Waited
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.policy import Decision
-
-
-@dataclass(frozen=True)
-class Round:
-    """One answer for all ranks: published by the leader, obeyed by every agent."""
-
-    epoch: int
-    since: int
-    attempt: int
-    resume: str | None
-    resume_step: int
-    resume_world: int | None
-    error: str | None = None
+    from ftrun.launch.rounds import Round
 
 
 class Director:
-    """Decides for one launcher. Called on the agent's main thread only."""
+    """Decides for one launcher. Called on the agent's main thread only.
+
+    Attributes:
+        clock: notes where the seconds of a restart go.
+        decision: the last one.
+        rank_at_fault: global rank of the last failure's cause, -1 if there was none.
+    """
 
     def __init__(self, plan: LaunchPlan, log: events.EventLog, console: Console) -> None:
         self._plan = plan
         self._console = console
-        self._log = log
-        self._root = layout.Root.open(plan.root)
-        self._rounds = 0
-        self._round: Round | None = None
-        self._node = 0
+        self._rounds = Rounds(plan, console)
+        self._record = Record(plan, log, console)
+        self._sources = Sources.of_this_host(os.environ)
+        self._collector = Collector(self._sources)
+        limits = WatchLimits.from_config(plan.job.config.watch)
+        self._watch = Watch(limits.of_a_part() if plan.shared_by_nodes else limits)
+        self._past = _Past()
         self._ranks: list[int] = []
-        self._restarts = 0
-        self._streak = 0
-        self._resumed_last: str | None = None
-        self._bad: set[str] = set()
-        self._warned: set[str] = set()
+        self._lost = 0
         self._made_a_step = False
-        self._stepped_before = plan.continues and plan.resume is not None
-        self._failed_at: float | None = None
+        self.clock = Clock()
         self.decision: Decision | None = None
+        self.rank_at_fault = -1
 
     @property
     def grace(self) -> float:
         """Seconds that workers get to leave in order."""
         return self._plan.grace
 
+    # The beginning of an attempt
+
     def begin_round(self, store: Store, node: int) -> WorkerContract:
-        """Settle epoch, attempt and commit for the attempt that is about to start.
-
-        The leader (node 0) decides and publishes; the others obey.
-
-        Raises:
-            NoValidCheckpoint: commits exist and none is whole.
-            UsageError: the checkpoint root can't be used.
-        """
-        key = f"ftrun/round/{self._rounds}"
-        self._rounds += 1
-        self._node = node
-        if node == 0:
-            self._round = self._lead(store, key)
-        else:
-            self._round = Round(**json.loads(store.get(key)))
-            if self._round.error is not None:
-                raise UsageError(self._round.error)
-        self._log = events.EventLog(self._plan.run_dir.events(node), attempt=self._round.attempt)
-        return self._contract(self._round)
-
-    def _lead(self, store: Store, key: str) -> Round:
-        try:
-            chosen = self._choose()
-        except FtrunError as error:
-            store.set(key, json.dumps(Round(0, 0, 0, None, 0, None, str(error)).__dict__))
-            raise
-        store.set(key, json.dumps(chosen.__dict__))
-        return chosen
-
-    def _choose(self) -> Round:
-        fresh = self._plan.fresh and self._rounds == 1
-        commit = None if fresh else self._latest()
-        if commit is None and not fresh:
-            self._require_no_commit_is_lost()
-        name = str(commit.name) if commit else None
-        record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
-        number = self._plan.run_dir.next_attempt()
-        if commit is None:
-            return Round(record.epoch, record.since, number, None, 0, None)
-        return Round(record.epoch, record.since, number, name, commit.name.step, commit.manifest.world_size)
-
-    def _latest(self) -> Commit | None:
-        """The commit to resume from; None where this run has none yet."""
-        choice = reader.resume_point(self._root, self._plan.run_id, exclude=self._bad)
-        for name, reason in choice.skipped:
-            if name not in self._warned:
-                self._warned.add(name)
-                self._console.warn(f"checkpoint {name} is passed over: {reason}")
-        return choice.commit
-
-    def _require_no_commit_is_lost(self) -> None:
-        """The run's own events remember commits that the root doesn't show: it was emptied, or isn't mounted."""
-        commits = history.load(self._plan.run_dir).commits
-        if commits:
-            raise NoValidCheckpoint(plan.lost_commits(self._plan.run_id, commits[-1].step, self._plan.root))
-
-    def _contract(self, current: Round) -> WorkerContract:
-        return replace(
-            self._plan.contract,
-            attempt=current.attempt,
-            epoch=current.epoch,
-            since=current.since,
-            resume=current.resume,
-            node=self._node,
-        )
+        """Settle epoch, attempt and commit for the attempt that is about to start; see :class:`Rounds`."""
+        current = self._rounds.begin(store, node)
+        self._record.begin(current.attempt, node)
+        self._watch.begin()
+        if node != self._sources.node:
+            self._sources = replace(self._sources, node=node)
+            self._collector = Collector(self._sources)
+        self._collector.baseline()
+        self.clock.mark("checkpoint")
+        return self._rounds.contract()
 
     def workers_started(self, pids: dict[int, Any], world_size: int) -> None:
         """Record the start of an attempt."""
-        current = self._current
         self._ranks = sorted(pids)
-        self._log.write(
-            events.AttemptStarted(
-                epoch=current.epoch,
-                world_size=world_size,
-                resume=current.resume,
-                resume_step=current.resume_step,
-                pids={str(rank): int(pid) for rank, pid in pids.items()},
-            )
+        self._record.started(self._current, pids, world_size)
+
+    # While it runs
+
+    def sessions_lead(self) -> bool:
+        """Whether the workers of the current attempt run a Session, which knows how to leave in order."""
+        return self._rounds.current is not None and any(beat.owned for beat in self._beats().values())
+
+    def all_stepped(self) -> bool:
+        """Whether every rank of this node has completed a step of this attempt."""
+        beats = self._beats()
+        return len(beats) == len(self._ranks) and all(beat.first_step for beat in beats.values())
+
+    def watch(self, ended: Mapping[int, float]) -> Verdict | None:
+        """Look at the pulses. Called at every turn of the monitor.
+
+        Args:
+            ended: ranks that have ended with code 0, and when.
+
+        Returns:
+            A verdict where the group seems to hang, else None.
+        """
+        beats = self._beats()
+        self._look_for_first_step(beats)
+        living: dict[int, pulse.Beat | None] = {rank: beats.get(rank) for rank in self._ranks if rank not in ended}
+        verdict = self._watch.observe(living, time.monotonic(), ended)
+        return verdict if verdict.value is Value.HUNG else None
+
+    def confirm(self, verdict: Verdict, ranks: Sequence[LiveRank]) -> Evidence | None:
+        """Look at the processes themselves; the evidence if it is a hang, None if they are only slow."""
+        evidence = self._collector.collect(ranks, time.time(), verdict, thorough=True)
+        works = work.measure({each.rank: each.pid for each in ranks if each.exit_code is None})
+        confirmed = self._watch.confirm(verdict, evidence.ranks, works)
+        return evidence if confirmed.value is Value.HUNG else None
+
+    def uninterruptible(self, seconds: float) -> Verdict:
+        """The verdict on a worker that has been in uninterruptible sleep for too long."""
+        why = f"a worker has been in uninterruptible sleep for {format_duration(seconds)}"
+        why += " (TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)"
+        return Verdict(Value.HUNG, "step", seconds, seconds, self._furthest(), why)
+
+    def _look_for_first_step(self, beats: Mapping[int, pulse.Beat]) -> None:
+        first = [beat for beat in beats.values() if beat.first_step] if self.clock.running else []
+        if first:
+            seconds = self.clock.end(first)
+            step = first[0].base + 1 if first[0].owned else None
+            self._record.recovered(seconds, self._lost, step)
+
+    # Its end
+
+    def fell(self, at: float) -> None:
+        """Something ended the attempt, ``at`` seconds since 1970: from here on the restart's seconds are counted."""
+        self._look_for_first_step(self._beats())
+        self.clock.begin(at)
+
+    def only_victims(self, ranks: Sequence[LiveRank]) -> bool:
+        """Whether all that has ended so far has only lost a peer."""
+        errors = [error_file.read(each.directory / "error.json") for each in ranks if each.exit_code]
+        return bool(errors) and all(each is not None and _lost_a_peer(each) for each in errors)
+
+    def collect(self, ranks: Sequence[LiveRank]) -> Evidence:
+        """See what a fallen group has to say, while it is as it was found."""
+        return self._collector.collect(ranks, time.time(), thorough=False)
+
+    def decide(self, evidence: Evidence, stuck: set[int]) -> Decision:
+        """Explain a fallen worker group, decide what to do, and say and record both.
+
+        Args:
+            evidence: taken before anybody was killed.
+            stuck: processes that could not be killed.
+        """
+        self._made_a_step = self._made_a_step or self._steps_made()
+        what = failure.explain(evidence)
+        self.rank_at_fault = what.rank
+        if what.kind is Kind.CORRUPT_CHECKPOINT:
+            with contextlib.suppress(OSError):  # remembered here anyway, for as long as this launcher lives
+                self._rounds.mark_bad(what.attempt, what.message)
+        self.decision = policy.decide(self._situation(what), self._plan.limits)
+        self._tell(what, self.decision, evidence)
+        if stuck:
+            self.cannot_be_killed(stuck)
+        step = self._furthest() if self._steps_made() else None
+        self._past.add(what, step, time.time(), restart=self.decision.restart)
+        if self.decision.further_back:
+            self._go_back()
+        return self.decision
+
+    def _situation(self, what: failure.Failure) -> policy.Situation:
+        newest = self._newest_commit()
+        self._past.resumed_from(self._current.resume, newest)
+        return policy.Situation(
+            failure=what,
+            restarts=self._past.restarts,
+            streak=self._past.streak,
+            made_a_step=self._made_a_step,
+            has_commit=newest is not None,
+            has_older_commit=newest is not None and self._past.seen(what.fingerprint) and self._has_older(),
+            step=self._furthest() if self._steps_made() else None,
+            streak_by_kind=dict(self._past.streak_by_kind),
+            failed_at=tuple(self._past.failed_at),
+            earlier=tuple(self._past.earlier),
+            now=time.time(),
+            chance=random.random(),
         )
-        self._resumed_last = current.resume
-        start = Start(current.resume, current.resume_step, current.resume_world, first=current.attempt == 1)
-        self._console.attempt_started(current.attempt, world_size, start)
+
+    def _has_older(self) -> bool:
+        with contextlib.suppress(FtrunError):
+            return self._rounds.latest(further_back=True) is not None
+        return False
+
+    def _go_back(self) -> None:
+        newest = self._newest_commit()
+        if newest is not None:
+            self._rounds.pass_over(newest)
+
+    def _tell(self, what: failure.Failure, decision: Decision, evidence: Evidence) -> None:
+        step = self._furthest()
+        if what.kind is Kind.STOPPED and not decision.restart:
+            self._record.stopped(what, decision, self._where(step))
+            return
+        newest = self._newest_commit()
+        back_to = layout.AttemptName.of(newest).step if newest else 0
+        # A script without a Session resumes by its own means, if at all: what it repeats isn't known here.
+        self._lost = max(0, step - back_to) if self.sessions_lead() else 0
+        self._record.failed(what, decision, evidence, step=step, lost=self._lost, where=self._where(step))
+
+    def _where(self, step: int) -> str:
+        if self._steps_made():
+            return f"after step {step:,}"
+        current = self._current
+        resumed = f", while it resumed from step {current.resume_step:,}" if current.resume else ""
+        return f"before its first step{resumed}"
+
+    def _newest_commit(self) -> str | None:
+        try:
+            commit = self._rounds.latest()
+        except FtrunError:
+            # Said again, and in full, when the next round looks for a commit to resume from.
+            return None
+        return str(commit.name) if commit else None
+
+    # What the agent tells
 
     def leaving(self, signal_name: str) -> None:
-        """Say at once that a request to stop has arrived, and what comes of it."""
+        """A request to stop has arrived; say what comes of it at once."""
         self._console.say(
             f"[yellow]■[/] {signal_name}: saving at the next step boundary (at most "
             f"{format_duration(self.grace)}); once more ends it at once"
         )
 
-    def sessions_lead(self) -> bool:
-        """Whether the workers of the current attempt run a Session, which knows how to leave in order."""
-        return self._round is not None and any(beat.owned for beat in self._beats())
+    def heard(self, number: signal.Signals, told: int) -> None:
+        """SIGUSR1 or SIGUSR2 has arrived and was passed on to so many ranks."""
+        if not told:
+            self._console.warn(f"{number.name} is ignored: no worker has a use for it yet, a Session would")
+        elif self.sessions_lead():
+            what = "saving at the next step boundary" + (", then leaving" if number.name == "SIGUSR2" else "")
+            self._console.say(f"[yellow]■[/] {number.name}: {what}")
 
-    def watch(self) -> None:
-        """Look at the pulses while the first step of an attempt is awaited. Called at every turn of the monitor."""
-        if self._failed_at is None:
-            return
-        first = [beat for beat in self._beats() if beat.first_step]
-        if first:
-            earliest = min(first, key=lambda beat: beat.first_step)
-            step = earliest.base + 1 if earliest.owned else None
-            self._console.training_again(step, earliest.first_step - self._failed_at)
-            self._failed_at = None
+    def daemon(self, pid: int, command: str) -> None:
+        """A worker has ended well and left a process running that is no longer its own."""
+        self._console.warn(f"a worker left process {pid} running, in a session of its own: {command or 'unknown'}")
 
-    def decide(self, exits: list[failure.RankExit]) -> Decision:
-        """Explain a fallen worker group, decide what to do, and say and record both."""
-        self.watch()
-        self._failed_at = time.time()
-        self._made_a_step = self._made_a_step or self._steps_made()
-        what = failure.explain(exits)
-        if what.kind is failure.Kind.CORRUPT_CHECKPOINT:
-            self._bad.add(what.attempt)
-            with contextlib.suppress(OSError):  # remembered here anyway, for as long as this launcher lives
-                reader.mark_bad(self._root, what.attempt, what.message)
-        newest = self._newest_commit()
-        self._streak = 0 if newest not in (None, self._resumed_last) else self._streak
-        # A killed rank of a run that has trained before is bad luck, wherever it was; other failures tell of a change.
-        known = what.kind is failure.Kind.KILLED and self._stepped_before
-        situation = policy.Situation(what, self._restarts, self._streak, self._made_a_step or known, newest is not None)
-        self.decision = policy.decide(situation, self._plan.limits)
-        self._record(what, self.decision, newest)
-        if self.decision.restart:
-            self._restarts += 1
-            self._streak += 1
-        return self.decision
+    def gpu_memory(self, waited: Waited) -> None:
+        """The wait for the GPUs' memory is over."""
+        if waited.still_there:
+            pids = ", ".join(map(str, waited.still_there))
+            self._console.warn(f"a GPU still holds memory of dead processes ({pids}); {waited.reason}; going on")
 
-    def _record(self, what: failure.Failure, decision: Decision, newest: str | None) -> None:
-        step = self._furthest()
-        back_to = layout.AttemptName.of(newest).step if newest else 0
-        # A script without a Session resumes by its own means, if at all: what it repeats isn't known here.
-        lost = max(0, step - back_to) if self.sessions_lead() else 0
-        if what.kind is failure.Kind.STOPPED and not decision.restart:
-            self._console.failed(what, decision, Fall(self._current.attempt, self._where(step), 0, Path(), shown=True))
-            return
-        self._log.write(
-            events.Failed(
-                cause=what.kind.value,
-                failed_rank=what.rank,
-                exit_code=what.exit_code,
-                message=what.message,
-                step=step,
-                lost_steps=lost,
-                decision=decision.reason,
-                restart=decision.restart,
-                victims=list(what.victims),
-            )
+    def cannot_be_killed(self, pids: set[int]) -> None:
+        """Processes are in uninterruptible sleep."""
+        those = ", ".join(map(str, sorted(pids)))
+        self._console.warn(
+            f"processes that can't be killed: {those}. They wait in the kernel for storage or a device; if that "
+            "doesn't come back, this host has to be restarted"
         )
-        attempt = self._current.attempt
-        log = self._plan.run_dir.worker(attempt, self._node, what.rank) / "stderr.log"
-        tee = self._plan.job.config.logs.tee
-        shown = tee == "all" or self._ranks.index(what.rank) in tee
-        self._console.failed(what, decision, Fall(attempt, self._where(step), lost, log, shown))
 
-    def _where(self, step: int) -> str:
-        if self._steps_made():
-            return f"after step {step:,}"
-        resumed = f", while it resumed from step {self._current.resume_step:,}" if self._current.resume else ""
-        return f"before its first step{resumed}"
-
-    def _newest_commit(self) -> str | None:
-        try:
-            commit = self._latest()
-        except FtrunError:
-            # Said again, and in full, when the next round looks for a commit to resume from.
-            return None
-        return str(commit.name) if commit else None
+    # What is known
 
     def outcome_of_success(self) -> str:
         """``finished``, or ``left`` when a Session's workers ended well before their loop did."""
@@ -252,18 +283,57 @@ class Director:
             return "the same command goes on"
         return f"the same command with --run-dir {self._console.short(self._plan.run_dir.path)} goes on"
 
-    def _beats(self) -> list[pulse.Beat]:
-        paths = [self._plan.run_dir.worker(self._current.attempt, self._node, rank) for rank in self._ranks]
-        return [beat for path in paths if (beat := pulse.read(path / "pulse")) is not None]
+    def close(self) -> None:
+        """Let go of what is open."""
+        self._collector.close()
+
+    def _beats(self) -> dict[int, pulse.Beat]:
+        attempt, node = self._current.attempt, self._rounds.node
+        pages = {rank: self._plan.run_dir.worker(attempt, node, rank) / "pulse" for rank in self._ranks}
+        return {rank: beat for rank, page in pages.items() if (beat := pulse.read(page)) is not None}
 
     def _steps_made(self) -> bool:
-        return any(beat.made_a_step for beat in self._beats())
+        return any(beat.made_a_step for beat in self._beats().values())
 
     def _furthest(self) -> int:
-        return max((beat.step for beat in self._beats()), default=0)
+        return max((beat.step for beat in self._beats().values()), default=0)
 
     @property
     def _current(self) -> Round:
-        if self._round is None:
+        if self._rounds.current is None:
             raise AssertionError("a round begins before anything happens in it")
-        return self._round
+        return self._rounds.current
+
+
+def _lost_a_peer(error: ErrorRecord) -> bool:
+    symptom = symptoms.of_exception(error.traceback or error.message, stepped=True)
+    return symptom is not None and symptom.standing is symptoms.Standing.LOST_A_PEER
+
+
+class _Past:
+    """This launcher's failures and restarts so far."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.streak = 0
+        self.streak_by_kind: Counter[Kind] = Counter()
+        self.failed_at: list[float] = []
+        self.earlier: list[tuple[str, int]] = []
+
+    def resumed_from(self, resumed: str | None, newest: str | None) -> None:
+        """A commit that the fallen attempt did not start from is progress, and refills the budgets."""
+        if newest not in (None, resumed):
+            self.streak = 0
+            self.streak_by_kind.clear()
+
+    def seen(self, fingerprint: str) -> bool:
+        return any(each == fingerprint for each, _ in self.earlier)
+
+    def add(self, what: failure.Failure, step: int | None, now: float, *, restart: bool) -> None:
+        self.failed_at.append(now)
+        if step is not None:
+            self.earlier.append((what.fingerprint, step))
+        if restart:
+            self.restarts += 1
+            self.streak += 1
+            self.streak_by_kind[what.kind] += 1

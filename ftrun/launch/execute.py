@@ -9,6 +9,7 @@ import platform
 import signal
 import socket
 import uuid
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,26 +20,30 @@ from ftrun import durable, events, rundir
 from ftrun.contract import ExitCode
 from ftrun.errors import FtrunError, UsageError
 from ftrun.goodput import history, screen
-from ftrun.launch import torch_config
+from ftrun.launch import family, torch_config
 from ftrun.launch.console import Console
 from ftrun.launch.guard import Guard
+from ftrun.launch.output_console import Outlets
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     from ftrun.launch.agent import Agent
     from ftrun.launch.director import Director
     from ftrun.launch.plan import LaunchPlan
+    from ftrun.launch.standby import Standbys
     from ftrun.launch.torch_config import TorchSettings
 
 
-def execute(plan: LaunchPlan, command: list[str]) -> int:
+def execute(plan: LaunchPlan, command: list[str], standbys: Standbys) -> int:
     """Run a plan to its end.
 
     Args:
         plan: what to do.
         command: the command line, for the record.
+        standbys: parked processes, some of which may be under way for the first attempt. The caller closes them.
 
     Returns:
         The exit code of ``ftrun``.
@@ -46,8 +51,24 @@ def execute(plan: LaunchPlan, command: list[str]) -> int:
     Raises:
         UsageError: it can't be started; nothing has been lost.
     """
-    console = Console(Path.cwd())
     settings = torch_config.settle(plan)
+    outlets = Outlets.of_this_process(plan.run_dir.attempts)
+    try:
+        return _reported(plan, _execute(plan, settings, command, _Beside(standbys, outlets)))
+    finally:
+        outlets.close()
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What a run has beside the agent and the workers."""
+
+    standbys: Standbys
+    outlets: Outlets
+
+
+def _execute(plan: LaunchPlan, settings: TorchSettings, command: list[str], beside: _Beside) -> int:
+    console = Console(Path.cwd(), beside.outlets)
     with rundir.locked(plan.run_dir.path, shared_by_nodes=plan.shared_by_nodes):
         if plan.finished and not plan.contract.allow_new_total:
             console.say(
@@ -59,11 +80,16 @@ def execute(plan: LaunchPlan, command: list[str]) -> int:
         events.mend(plan.run_dir.events())
         log = events.EventLog(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
-        with Guard() as guard:
-            outcome, code = _supervise(plan, settings, guard, log, console)
+        with Guard(plan.contract.marks) as guard:
+            outcome, code = _supervise(plan, settings, _Help(guard, beside), log, console)
         log.write(events.RunEnded(outcome=outcome, exit_code=code))
         console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))
     return code
+
+
+def _reported(plan: LaunchPlan, code: int) -> int:
+    """The exit code as the job wants it: with ``exit_codes: torchrun`` there is 0 and there is 1."""
+    return code if plan.job.config.exit_codes == "ftrun" else int(bool(code))
 
 
 def _prepare(plan: LaunchPlan, console: Console) -> None:
@@ -108,8 +134,16 @@ def _run_started(plan: LaunchPlan, command: list[str], workers: int) -> events.R
     )
 
 
+@dataclass(frozen=True)
+class _Help:
+    """What the agent is given."""
+
+    guard: Guard
+    beside: _Beside
+
+
 def _supervise(
-    plan: LaunchPlan, settings: TorchSettings, guard: Guard, log: events.EventLog, console: Console
+    plan: LaunchPlan, settings: TorchSettings, help_: _Help, log: events.EventLog, console: Console
 ) -> tuple[str, int]:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -117,12 +151,14 @@ def _supervise(
     from ftrun.launch.director import Director
 
     director = Director(plan, log, console)
-    agent, spec = _build(plan, settings, director, guard)
+    agent, spec = _build(plan, settings, director, help_)
     if "LOGLEVEL" not in os.environ:
         # Torch's own words on a failure name a rank by guess; ftrun says it with the cause.
         for name in logging.root.manager.loggerDict:
             if name.startswith("torch.distributed.elastic"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
+    family.adopt_orphans()
+    agent.listen()
     close = True
     try:
         result = agent.run()
@@ -142,15 +178,29 @@ def _supervise(
         console.say("The launcher can't go on without it. Make room or mend it, and start again.")
         return "failed", ExitCode.FAILED
     finally:
+        director.close()
         if close:
             with contextlib.suppress(RendezvousError):
                 spec.rdzv_handler.shutdown()
     if result is not None and not result.is_failed():
         return director.outcome_of_success(), ExitCode.OK
     decision = director.decision
-    if decision is None:
+    if decision is None or result is None:
         return "failed", ExitCode.FAILED
+    _pass_on_cause(result.failures, director)
     return decision.outcome, decision.exit_code
+
+
+def _pass_on_cause(failures: dict[int, ProcessFailure], director: Director) -> None:
+    """Copy the root cause to the error file that whoever started ftrun asked for, as ``torchrun`` does."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    cause = failures.get(director.rank_at_fault)
+    if cause is None or not os.path.isfile(cause.error_file):
+        return
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the worker's file can hold anything
+            get_error_handler().dump_error_file(cause.error_file, cause.exitcode)
 
 
 def _after_signal(stopped: SignalException, agent: Agent, director: Director, console: Console) -> tuple[str, int]:
@@ -169,11 +219,12 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     return "stopped", ExitCode.TRY_AGAIN
 
 
-def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, guard: Guard) -> tuple[Agent, WorkerSpec]:
+def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, help_: _Help) -> tuple[Agent, WorkerSpec]:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
     from torch.distributed.launcher import api as launcher
 
+    from ftrun.launch import rendezvous
     from ftrun.launch.agent import UNLIMITED_RESTARTS, Agent
     from ftrun.launch.logs import RunLogs
 
@@ -193,19 +244,26 @@ def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, guard:
     optional: dict[str, Any] = {
         name: getattr(config, name) for name in (*shared, "virtual_local_rank") if hasattr(config, name)
     }
+    make_handler = rendezvous.creator if settings.one_node else registry.get_rendezvous_handler
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=settings.entrypoint,
         args=tuple(settings.arguments),
-        rdzv_handler=registry.get_rendezvous_handler(parameters),
+        rdzv_handler=make_handler(parameters),
         max_restarts=plan.limits.max_restarts or 0 if plan.limits.exactly else UNLIMITED_RESTARTS,
-        monitor_interval=config.monitor_interval,
+        monitor_interval=1e-6,  # torch sleeps that long; the agent waits for what happens instead
         master_addr=master_addr,
         master_port=master_port,
         local_addr=config.local_addr,
         **optional,
     )
     tee = plan.job.config.logs.tee
-    logs = RunLogs(plan.run_dir, settings.logs, None if tee == "all" else set(tee), plan.job.config.env)
-    return Agent(spec, logs, director, guard, **settings.agent_options), spec
+    shown = None if tee == "all" else set(tee)
+    logs = RunLogs(plan.run_dir, settings.logs, shown, plan.job.config.env, help_.beside.outlets)
+    wanted = plan.job.config.standby
+    standbys = help_.beside.standbys
+    standbys.configure(enabled=wanted.enabled and settings.parkable, exclude=wanted.exclude)
+    interval = min(max(config.monitor_interval, 0.01), 1.0)
+    agent = Agent(spec, logs, director, help_.guard, standbys, interval=interval, **settings.agent_options)
+    return agent, spec

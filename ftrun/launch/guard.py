@@ -2,12 +2,14 @@
 
 The workers themselves ask the kernel to die with their agent. Their children can't be made to ask: programs that a
 script runs would live on, and hold its GPU memory and ports. The guard holds the other end of a pipe; when the agent
-is gone, however it went, the pipe ends.
+is gone, however it went, the pipe ends. It finds the workers' children by their session, and those that left the
+session by what their environment holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -15,16 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _PROGRAM = Path(__file__).with_name("guard_process.py")
 _CLOSE_SECONDS = 5.0
 
 
 class Guard:
-    """Starts the guard for the length of a ``with`` block. Linux; elsewhere it does nothing."""
+    """Starts the guard for the length of a ``with`` block. Linux; elsewhere it does nothing.
 
-    def __init__(self) -> None:
+    Args:
+        marks: texts that the environment of every worker holds, all of them, and no other process's.
+    """
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._marks = list(marks)
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -39,14 +46,22 @@ class Guard:
                 text=True,
                 start_new_session=True,
             )
+            self._say(json.dumps(self._marks))
         return self
+
+    def pids(self) -> tuple[int, ...]:
+        """The guard's own process."""
+        return (self._process.pid,) if self._process is not None else ()
 
     def watch(self, leaders: Iterable[int]) -> None:
         """Name the session leaders of the attempt that is running; none once they are cleared away."""
+        self._say(" ".join(map(str, leaders)))
+
+    def _say(self, line: str) -> None:
         if self._process is None or self._process.stdin is None:
             return
         with contextlib.suppress(OSError):  # a guard that is gone can't guard; the run goes on without
-            self._process.stdin.write(" ".join(map(str, leaders)) + "\n")
+            self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
     def __exit__(self, *_error: object) -> None:

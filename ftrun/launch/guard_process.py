@@ -1,4 +1,4 @@
-"""The guard's own program: waits for its standard input to end, then kills the sessions that it was told of.
+"""The guard's own program: waits for its standard input to end, then kills what the workers had started.
 
 Started by path, with an interpreter that loads nothing else: standard library only, and no import of ftrun.
 """
@@ -6,23 +6,38 @@ Started by path, with an interpreter that loads nothing else: standard library o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 
 
 def main() -> None:
-    """Read lines of pids, each the session leaders of an attempt; at the end kill all that is in the last one's."""
+    """Read the marks of a worker's environment, then lines of pids: the session leaders of each attempt in turn.
+
+    At the end everything goes that is in a session of the last line, or that carries the marks.
+    """
+    marks = [text.encode() for text in json.loads(sys.stdin.readline() or "[]")]
     leaders: set[int] = set()
+    guarding = False
     for line in sys.stdin:
         leaders = {int(word) for word in line.split()}
+        guarding = bool(leaders)
+    if not guarding:
+        return  # the agent has cleared everything away itself
     # Twice: a process may be starting another while the first look is under way.
     for _ in range(2):
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if os.getsid(int(name)) in leaders:
+                    if os.getsid(int(name)) in leaders or _carries(name, marks):
                         os.kill(int(name), signal.SIGKILL)
+
+
+def _carries(pid: str, marks: list[bytes]) -> bool:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        environment = file.read()
+    return bool(marks) and all(mark in environment for mark in marks)
 
 
 if __name__ == "__main__":

@@ -6,31 +6,36 @@ before it starts them.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 
 from ftrun import pulse
+from ftrun.launch.output import Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from ftrun.contract import WorkerContract
+    from ftrun.launch.output_console import Outlets
+    from ftrun.launch.output_routes import Tee
     from ftrun.rundir import RunDir
 
 
 class RunLogs(LogsSpecs):
     """Log files under ``attempts/<attempt>/n<node>/r<rank>/``; never removed by a restart.
 
-    With torchrun's own log options the streams go where those say, and only pulses and error files stay here.
+    With torchrun's own log options the streams go where those say, and the files have a further name here.
 
     Args:
         run_dir: the run directory.
         torch_specs: what torchrun's log options ask for, or None if none was given.
         local_ranks: local ranks that reach the console, or None for all.
         environment: variables from the job file, for every worker.
+        outlets: the launcher's own streams.
     """
 
     def __init__(
@@ -39,12 +44,16 @@ class RunLogs(LogsSpecs):
         torch_specs: LogsSpecs | None,
         local_ranks: set[int] | None,
         environment: Mapping[str, str],
+        outlets: Outlets,
     ) -> None:
         super().__init__(None, Std.NONE, Std.NONE, local_ranks)
         self._run_dir = run_dir
         self._torch_specs = torch_specs
         self._environment = environment
         self._contract: WorkerContract | None = None
+        self._directories: dict[int, Path] = {}
+        self._error_files: dict[Path, Path] = {}
+        self.outlets = outlets
 
     def begin(self, contract: WorkerContract) -> None:
         """Set what the workers of the next attempt are told; ``worker_dir`` is filled in for each."""
@@ -61,25 +70,41 @@ class RunLogs(LogsSpecs):
         if self._contract is None:
             raise AssertionError("begin() comes before any worker")
         destination = self._torch_specs.reify(envs) if self._torch_specs else LogsDest()
+        self._directories, self._error_files = {}, {}
         for local_rank, environment in envs.items():
             directory = self.worker_dir(int(environment["RANK"]))
             directory.mkdir(parents=True, exist_ok=True)
+            self._directories[local_rank] = directory
             pulse.create(directory / "pulse")
             error_file = str(directory / "error.json")
+            if (asked := destination.error_files.get(local_rank)) and asked != os.devnull:
+                self._error_files[Path(error_file)] = Path(asked)
             destination.error_files[local_rank] = error_file
             environment.update(self._environment)
             environment["TORCHELASTIC_ERROR_FILE"] = error_file
             environment.update(replace(self._contract, worker_dir=str(directory)).to_environment())
-            if self._torch_specs is None:
-                self._own_files(destination, local_rank, directory)
+            self._own_file(destination.stdouts, destination.tee_stdouts, local_rank, directory / "stdout.log")
+            self._own_file(destination.stderrs, destination.tee_stderrs, local_rank, directory / "stderr.log")
+            if self.outlets.launcher.out_terminal:
+                # A pager would wait for keys on the worker's own terminal, where none arrive: help() in a debugger
+                # has to show its text without one.
+                environment.setdefault("PAGER", "cat")
+                environment.setdefault("MANPAGER", "cat")
         return destination
 
-    def _own_files(self, destination: LogsDest, local_rank: int, directory: Path) -> None:
-        destination.stdouts[local_rank] = str(directory / "stdout.log")
-        destination.stderrs[local_rank] = str(directory / "stderr.log")
-        if self._local_ranks_filter is None or local_rank in self._local_ranks_filter:
-            destination.tee_stdouts[local_rank] = destination.stdouts[local_rank]
-            destination.tee_stderrs[local_rank] = destination.stderrs[local_rank]
+    def output(self, destination: LogsDest, tee: Tee) -> Output:
+        """The output of the attempt that :meth:`reify` was called for last."""
+        return Output(destination, self._directories, tee, self.outlets, self._error_files)
+
+    def _own_file(self, files: dict[int, str], shown: dict[int, str], local_rank: int, own: Path) -> None:
+        """A stream that would be the launcher's own, or nobody's, has a file here."""
+        asked = files.get(local_rank, "")
+        if asked not in ("", os.devnull):
+            return
+        files[local_rank] = str(own)
+        shown.pop(local_rank, None)
+        if asked != os.devnull and (self._local_ranks_filter is None or local_rank in self._local_ranks_filter):
+            shown[local_rank] = str(own)
 
     @property
     def root_log_dir(self) -> str:

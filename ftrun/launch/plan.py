@@ -278,8 +278,11 @@ def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> 
         no_progress=restart.no_progress,
         max_restarts=int(str(asked.value)) if exactly else restart.max_restarts,
         exactly=exactly,
+        window=restart.window,
+        budgets=restart.budgets.model_dump(),
         backoff_first=restart.backoff.first.total_seconds(),
         backoff_max=restart.backoff.max.total_seconds(),
+        jitter=restart.backoff.jitter,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,17 +29,21 @@ class TorchSettings:
 
     Attributes:
         config: torch's launch configuration.
-        entrypoint: command of a worker, or the function that runs it with ``--run-path``.
+        entrypoint: program of a worker.
         arguments: its arguments, the bootstrap put before the script.
+        one_node: nobody else can join, so there is nothing to meet for.
+        parkable: workers are Python processes that begin with the bootstrap, so standbys can stand in for them.
         logs: what torchrun's log options ask for, or None where none was given.
         agent_options: arguments of the agent's constructor.
     """
 
     config: LaunchConfig
-    entrypoint: Any
+    entrypoint: str
     arguments: list[str]
     logs: LogsSpecs | None
     agent_options: dict[str, Any]
+    one_node: bool
+    parkable: bool
 
 
 def settle(plan: LaunchPlan) -> TorchSettings:
@@ -50,7 +55,7 @@ def settle(plan: LaunchPlan) -> TorchSettings:
     from torch.distributed.run import config_from_args
 
     namespace = plan.namespace
-    _settle_rendezvous(namespace)
+    one_node = _settle_rendezvous(namespace)
     workers = local_world_size(namespace.nproc_per_node)
     namespace.nproc_per_node = str(workers)
     if workers > 1:
@@ -66,12 +71,19 @@ def settle(plan: LaunchPlan) -> TorchSettings:
         config, entrypoint, arguments = config_from_args(namespace)
     except (ValueError, AssertionError, RuntimeError, OSError) as error:
         raise UsageError(f"torch refuses these options: {error or 'no reason given'}") from error
-    if not namespace.no_python and not namespace.run_path:
-        arguments = [arguments[0], "-m", _BOOTSTRAP, *arguments[1:]]
+    entrypoint, arguments = _command(namespace, entrypoint, arguments)
     signals = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each for each in signals.split(",") if not _ignored(each))
     logs = None if own_files else config.logs_specs
-    return TorchSettings(config, entrypoint, arguments, logs, _agent_options(plan, config, own_files=own_files))
+    return TorchSettings(
+        config,
+        entrypoint,
+        arguments,
+        logs,
+        _agent_options(plan, config),
+        one_node=one_node,
+        parkable=not namespace.no_python,
+    )
 
 
 def _ignored(name: str) -> bool:
@@ -100,32 +112,42 @@ def local_world_size(nproc_per_node: str) -> int:
     return size
 
 
-def _settle_rendezvous(namespace: argparse.Namespace) -> None:
-    """What ``torchrun`` does with its options before it makes a configuration of them."""
+def _command(namespace: argparse.Namespace, entrypoint: Any, arguments: list[str]) -> tuple[str, list[str]]:
+    """The program of a worker and its arguments, with the bootstrap before the script."""
+    if namespace.run_path:
+        # Torch would have a function run in a process of multiprocessing's; the bootstrap does the same in its own.
+        python = os.getenv("PYTHON_EXEC", sys.executable)
+        script = [namespace.training_script, *namespace.training_script_args]
+        return python, ["-u", "-m", _BOOTSTRAP, "--run-path", *script]
+    if namespace.no_python:
+        return str(entrypoint), arguments
+    return str(entrypoint), [arguments[0], "-m", _BOOTSTRAP, *arguments[1:]]
+
+
+def _settle_rendezvous(namespace: argparse.Namespace) -> bool:
+    """What ``torchrun`` does with its options before it makes a configuration of them.
+
+    Returns:
+        Whether the run is this node's alone.
+    """
     alone = str(namespace.nnodes) in ("1", "1:1")
     # Up to torch 2.11 the port has a default, so there it counts as given.
     static = namespace.rdzv_backend == "static" and not namespace.rdzv_endpoint and namespace.master_port is None
-    if namespace.standalone or (static and alone):
+    one_node = alone and (namespace.standalone or static)
+    if namespace.standalone or one_node:
         namespace.rdzv_backend = "c10d"
         namespace.rdzv_endpoint = "localhost:0"
         namespace.rdzv_id = str(uuid.uuid4())
     if namespace.master_port is None:
         namespace.master_port = 29500
+    return bool(one_node)
 
 
-def _agent_options(plan: LaunchPlan, config: LaunchConfig, *, own_files: bool) -> dict[str, Any]:
+def _agent_options(plan: LaunchPlan, config: LaunchConfig) -> dict[str, Any]:
     options: dict[str, Any] = {"start_method": config.start_method}
-    options["log_line_prefix_template"] = config.log_line_prefix_template or (_NoPrefix() if own_files else None)
+    options["log_line_prefix_template"] = config.log_line_prefix_template
     if hasattr(config, "shutdown_timeout"):
         given = plan.launch["shutdown_timeout"].origin != "default"
         options["shutdown_timeout"] = config.shutdown_timeout if given else int(plan.grace)
     return options
 
-
-class _NoPrefix(str):
-    """An empty prefix that torch doesn't take for "none given": without options, torchrun's lines have no prefix."""
-
-    __slots__ = ()
-
-    def __bool__(self) -> bool:
-        return True

@@ -111,6 +111,7 @@ class Agreement:
         self._deadline = deadline
         self._since = time.monotonic()
         self._last_step = first_point - 1
+        self._saves_heard = 0
 
     def at(self, step: int, decide: Callable[[], tuple[bool, str | None]]) -> Instruction | None:
         """The instruction of a point, or None when ``step`` is not one.
@@ -168,3 +169,15 @@ class Agreement:
         if self._store is None or not self._store.check(["stop"]):
             return None
         return bytes(self._store.get("stop")).decode()
+
+    def ask_to_save(self) -> None:
+        """Ask rank 0, from any other rank, for a checkpoint at the next point."""
+        if self._store is not None:
+            self._store.add("saves", 1)
+
+    def asked_to_save(self) -> bool:
+        """Whether another rank has asked since the last call. Rank 0 only."""
+        if self._store is None:
+            return False
+        before, self._saves_heard = self._saves_heard, self._store.add("saves", 0)
+        return self._saves_heard > before

@@ -6,10 +6,11 @@ import contextlib
 import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ftrun.contract import Every, WorkerContract
 from ftrun.errors import UsageError
+from ftrun.pulse import Pulse
 from ftrun.session import agreement, alone
 from ftrun.session.place import Place
 from ftrun.session.process_group import default_group, device_for
@@ -32,9 +33,11 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
             f"{Path(contract.worker_dir).name}. Processes that a worker starts can't have a Session of their own: "
             f"start them without {WorkerContract.VARIABLE} in their environment, or start all ranks with ftrun."
         )
+    _mark(contract, "group")
     with contextlib.ExitStack() as stack:
         if process_group:
             stack.enter_context(default_group(place, device))
+        _mark(contract, "grouped")
         if contract is not None:
             store = agreement.connect(place, f"epoch-{contract.epoch}")
         else:
@@ -49,6 +52,12 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
             session.leave()
         finally:
             session.close()
+
+
+def _mark(contract: WorkerContract | None, name: Literal["group", "grouped"]) -> None:
+    """Nobody waits for the marks of a process without a launcher, and it has no page yet."""
+    if contract is not None:
+        Pulse(Path(contract.worker_dir) / "pulse").mark(name)
 
 
 def _import(module: str) -> None:

@@ -1,26 +1,28 @@
 """A pulse for scripts that don't know ftrun: torch's global optimizer hook counts their steps.
 
-The hook is installed when, and if, the script imports ``torch.optim``; nothing here imports it first.
+The hook is installed when, and if, the script imports ``torch.optim``; nothing here imports it first. In a standby
+that was promoted torch is there already.
+
+What a script does between two optimizer steps isn't known here: it may evaluate, save, or hang. So the phases are
+``START`` until the first optimizer step begins, ``FIRST_STEP`` until it is complete, and ``STEP`` from then on.
 """
 
 from __future__ import annotations
 
 import atexit
-import importlib.abc
-import importlib.util
-import sys
 import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun import events, inject
 from ftrun.pulse import Phase
 from ftrun.rundir import RunDir
+from ftrun.session import group_marks
+from ftrun.session.when_imported import when_imported
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
 
     from ftrun.contract import WorkerContract
     from ftrun.pulse import Pulse
@@ -31,8 +33,8 @@ _SECONDS_BETWEEN_EVENTS = 1.0
 
 def watch(contract: WorkerContract, pulse: Pulse, *, rank: int) -> None:
     """Count optimizer steps into the pulse page until a Session takes it over."""
-    counter = _Counter(contract, pulse, rank)
-    sys.meta_path.insert(0, _WhenImported(_OPTIMIZER_MODULE, counter.install))
+    when_imported(_OPTIMIZER_MODULE, _Counter(contract, pulse, rank).install)
+    group_marks.watch(pulse)
 
 
 class _Counter:
@@ -56,7 +58,7 @@ class _Counter:
         if self._pulse.owned:
             return
         if self._counted is None:
-            self._pulse.phase(Phase.STEP)
+            self._pulse.phase(Phase.FIRST_STEP)
             self._say(events.StepsBegan(step=0, total=None, exact=False))
         if self._counted is None or self._counted() is None:
             self._counted = weakref.ref(optimizer)
@@ -69,6 +71,10 @@ class _Counter:
             return
         self._steps += 1
         self._pulse.step(self._steps)
+        if self._steps == 1:
+            from ftrun.session import parked  # the way to the script is short without it
+
+            parked.note_imports(Path(self._contract.worker_dir))
         if self._steps == 1 or time.monotonic() - self._said_at > _SECONDS_BETWEEN_EVENTS:
             self._say_steps()
 
@@ -81,29 +87,3 @@ class _Counter:
         if self._rank == 0:
             path = RunDir(self._contract.run_path).events(self._contract.node)
             events.EventLog(path, attempt=self._contract.attempt, rank=0).write(event)
-
-
-class _WhenImported(importlib.abc.MetaPathFinder):
-    """Calls ``then`` with a module right after somebody else imported it."""
-
-    def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            execute(module)
-            self._then(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -25,7 +25,7 @@ def run_script(path: str, args: list[str]) -> None:
     absolute = os.path.join(os.getcwd(), path)
     sys.argv[:] = [path, *args]
     module = fresh_main()
-    if _is_archive(absolute):
+    if is_archive(absolute):
         _search_first(absolute, always=True)
         _run_as_main("__main__", alter_argv=False)
         return
@@ -53,6 +53,16 @@ def run_module(name: str, args: list[str]) -> None:
     _run_as_main(name)
 
 
+def run_path(path: str, args: list[str]) -> None:
+    """Run a file as ``torchrun --run-path`` does, by ``runpy.run_path``; ``sys.path`` stays as it is.
+
+    Raises:
+        Anything that the script raises.
+    """
+    sys.argv = [path, *args]
+    runpy.run_path(path, run_name="__main__")
+
+
 def _run_as_main(name: str, alter_argv: bool = True) -> None:
     # Private, and what `python -m` itself calls: __spec__, __package__ and argv[0] come out the same.
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
@@ -69,7 +79,8 @@ def fresh_main() -> types.ModuleType:
     return module
 
 
-def _is_archive(path: str) -> bool:
+def is_archive(path: str) -> bool:
+    """Whether a script is a zipped application."""
     try:
         zipimport.zipimporter(path)
     except ImportError:

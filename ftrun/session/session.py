@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -17,7 +18,7 @@ from ftrun.contract import Every, ExitCode
 from ftrun.errors import AgreementTimeout, CheckpointError, StateMismatch, UsageError
 from ftrun.pulse import Phase
 from ftrun.rundir import RunDir
-from ftrun.session import gradients, random_state, saving, tracked
+from ftrun.session import gradients, parked, random_state, saving, tracked
 from ftrun.session.agreement import Agreement
 from ftrun.session.callbacks import REGISTRY
 from ftrun.session.metrics import StepNotes
@@ -45,6 +46,7 @@ _CLOSE_SECONDS = 20.0
 RETRY_DELAYS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
 """Seconds between the tries to commit a last state: a full disk or a storage that is away gets a few minutes."""
 _END: Any = object()
+_PHASES = {"eval": Phase.EVAL, "save": Phase.SAVE}
 
 
 class Session:
@@ -78,7 +80,9 @@ class Session:
         self._every = contract.every or every or DEFAULT_EVERY
         events_file = RunDir(contract.run_path).events(contract.node)
         self._log = events.EventLog(events_file, attempt=contract.attempt, rank=place.rank)
-        self._restoration = Restoration(contract, place)
+        self._pulse = pulse.Pulse(Path(contract.worker_dir) / "pulse")
+        with self._pulse.during(Phase.RESTORE):
+            self._restoration = Restoration(contract, place)
         self._tell(self._restoration.event())
         self.resume: Checkpoint | None = self._restoration.checkpoint
         self.step = self._restoration.step
@@ -87,15 +91,16 @@ class Session:
         self._gradients = gradients.PendingGradients()
         self._notes = StepNotes()
         self._stop = StopRequest(place.rank)
+        self._stop.listen_for_requests()
         self._commits: queue.SimpleQueue[Checkpoint] = queue.SimpleQueue()
         self._saver = saving.Saver(place, contract, self._log, self._commits.put)
         self._agreement = Agreement(place, store, first_point=self.step + 1)
-        self._pulse = pulse.Pulse(Path(contract.worker_dir) / "pulse")
         self._pulse.own(base=self.step)
         self._total: int | None = None
         self._saved_at: int | None = self.step if self.resume is not None else None
         self._save_due = False
         self._last_save = time.monotonic()
+        self._saved_time = -math.inf
         self._began = False
         self._ended = False
         self._driven = False
@@ -132,7 +137,13 @@ class Session:
         """
         if self._began:
             raise UsageError("ft.track() comes before the first step, so that what it restores is used by all of them.")
-        self._pulse.phase(Phase.RESTORE)
+        with self._pulse.during(Phase.RESTORE):
+            self._track(objects)
+        if self._restoration.all_claimed:
+            self._pulse.mark("restored")
+            self._restoration.tell()
+
+    def _track(self, objects: dict[str, Any]) -> None:
         for name, value in objects.items():
             if value is None:
                 self._restoration.give_up(name)
@@ -144,8 +155,6 @@ class Session:
             if isinstance(value, torch.optim.Optimizer):
                 self._gradients.watch(name, value)
         self._restoration.give_rest(self._gradients, set(self._tracked))
-        if self._restoration.all_claimed:
-            self._restoration.tell()
 
     def loader(self, dataset: Dataset[T], *, name: str | None = None, **arguments: Any) -> DataLoader[T]:
         """A data loader that continues at the exact sample; see :class:`ftrun.DataLoader` for its arguments.
@@ -206,9 +215,13 @@ class Session:
 
     def _epoch(self, batches: Iterable[T] | None, total: int) -> Iterator[Any]:
         source = iter(batches) if batches is not None else None
+        starting = source is not None
         while self.step < total:
             waited = time.monotonic()
-            batch = self.step if source is None else next(source, _END)
+            # A loader's workers start with the first batch of an epoch, which may take as long as a first step.
+            with self._pulse.during(Phase.FIRST_STEP) if starting else contextlib.nullcontext():
+                batch = self.step if source is None else next(source, _END)
+            starting = False
             if batch is _END:
                 return
             self._notes.data_wait += time.monotonic() - waited
@@ -259,7 +272,8 @@ class Session:
         # What can't be stored is said now, and not when the first checkpoint is due.
         state.encode({"tracked": self._states()})
         self._stop.listen()
-        self._pulse.phase(Phase.STEP)
+        self._pulse.mark("restored")
+        self._pulse.phase(Phase.FIRST_STEP)
         self._tell(events.StepsBegan(step=self.step, total=self._total))
 
     def log(self, **metrics: Any) -> None:
@@ -282,6 +296,8 @@ class Session:
         for each in self._loaders.values():
             each.commit()
         self._pulse.step(self.step)
+        if self.step == self._restoration.step + 1:
+            parked.note_imports(Path(self._contract.worker_dir))
         self._agree()
         for function in REGISTRY.at("step"):
             function(self.step, dict(self._notes.metrics))
@@ -297,14 +313,15 @@ class Session:
         self._stop.pass_on(self._agreement)
         instruction = self._agreement.at(self.step, self._decide)
         steps = self._every.steps
-        self._save_due = self.step % steps == 0 if steps is not None else bool(instruction and instruction.save)
+        self._save_due = bool(instruction and instruction.save) or (steps is not None and self.step % steps == 0)
         if instruction is not None and instruction.stop is not None:
             self._stop.agreed = instruction.stop
 
     def _decide(self) -> tuple[bool, str | None]:
-        """Rank 0, at a point: is a save due by the clock, and was a stop asked for, here or on another rank?"""
+        """Rank 0, at a point: is a save due by the clock or asked for, and is a stop, here or on another rank?"""
         due = self._every.seconds is not None and time.monotonic() - self._last_save >= self._every.seconds
-        return due, self._stop.heard(self._agreement)
+        wanted = self._stop.save_wanted(self._agreement, self._saved_time)
+        return due or wanted, self._stop.heard(self._agreement)
 
     def _announce_commits(self) -> None:
         functions = REGISTRY.at("commit")
@@ -334,12 +351,11 @@ class Session:
         self._begin()
         self._saved_at = self.step
         self._save_due = False
-        self._last_save = time.monotonic()
-        self._pulse.phase(Phase.SAVE)
+        self._last_save = self._saved_time = time.monotonic()
         loaders = {name: each.state_dict() for name, each in self._loaders.items()}
         data = {"step": self.step, "loaders": loaders}
-        self._saver.save(self.step, self._total, reason, lambda: self._collect(loaders), data)
-        self._pulse.phase(Phase.STEP)
+        with self._pulse.during(Phase.SAVE):
+            self._saver.save(self.step, self._total, reason, lambda: self._collect(loaders), data)
 
     def _collect(self, loaders: dict[str, Any]) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -360,6 +376,29 @@ class Session:
     def _states(self) -> dict[str, Any]:
         return {name: each.state_dict() for name, each in self._tracked.items()}
 
+    @contextlib.contextmanager
+    def phase(self, name: Literal["eval", "save"]) -> Iterator[None]:
+        """Say what the script does for the length of a block, so that nobody takes it for a step that hangs.
+
+        ::
+
+            with ft.phase("eval"):
+                evaluate(model)
+
+        Each phase has a limit of its own, under ``watch`` in the job file. What ftrun does itself, checkpoints and
+        the first step for two, is known without this.
+
+        Args:
+            name: ``eval``, or ``save`` for what the script stores by itself.
+
+        Raises:
+            UsageError: there is no such phase.
+        """
+        if name not in _PHASES:
+            raise UsageError(f"ft.phase({name!r}): there is no such phase; say {' or '.join(map(repr, _PHASES))}.")
+        with self._pulse.during(_PHASES[name]):
+            yield
+
     def request_stop(self, reason: str = "the script asked for it") -> None:
         """Ask all ranks to save and leave at a step boundary within about a second. Any rank may call it."""
         self._stop.ask(reason)
@@ -376,7 +415,7 @@ class Session:
         self._save(reason)
         for delay in RETRY_DELAYS:
             try:
-                self._saver.wait(_COMMIT_SECONDS)
+                self._wait_for_commits()
             except (CheckpointError, AgreementTimeout) as error:
                 if self.rank == 0:
                     _log.warning("ftrun: %s; this is the last state, so it is tried again in %g s", error, delay)
@@ -385,10 +424,15 @@ class Session:
             time.sleep(delay)
             self._saved_at = None
             self._save(reason)
-        self._saver.wait(_COMMIT_SECONDS)
+        self._wait_for_commits()
+
+    def _wait_for_commits(self) -> None:
+        with self._pulse.during(Phase.SAVE):
+            self._saver.wait(_COMMIT_SECONDS)
 
     def _stop_now(self) -> None:
         self._save_surely("stop")
+        self._pulse.phase(Phase.END)
         self._tell(self._notes.rest())
         self._tell(events.StepsEnded(step=self.step, finished=False))
         raise SystemExit(int(ExitCode.TRY_AGAIN))
@@ -407,8 +451,9 @@ class Session:
         """
         if self.should_stop():
             self._stop_now()
-        self._saver.wait(_COMMIT_SECONDS)
+        self._wait_for_commits()
         self._announce_commits()
+        self._pulse.phase(Phase.END)
         if self._began and not self._ended:
             # A loop of one's own, or one that was left early. Nobody but the script knows whether the state is that
             # of a boundary now, so it isn't saved here.

@@ -1,0 +1,92 @@
+"""What is kept and said of each attempt: events, the post-mortem, and words on the console."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftrun import events
+from ftrun.launch import postmortem
+from ftrun.launch.console import Fall, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftrun.launch.console import Console
+    from ftrun.launch.evidence import Evidence
+    from ftrun.launch.failure import Failure
+    from ftrun.launch.plan import LaunchPlan
+    from ftrun.launch.policy import Decision
+    from ftrun.launch.rounds import Round
+
+
+class Record:
+    """Keeps the record of one launcher. Main thread of the agent."""
+
+    def __init__(self, plan: LaunchPlan, log: events.EventLog, console: Console) -> None:
+        self._plan = plan
+        self._log = log
+        self._console = console
+        self._attempt = 0
+        self._node = 0
+        self._local_ranks: dict[int, int] = {}
+        self._fallen: int | None = None
+
+    def begin(self, attempt: int, node: int) -> None:
+        """What follows is of this attempt."""
+        self._attempt, self._node = attempt, node
+        self._log = events.EventLog(self._plan.run_dir.events(node), attempt=attempt)
+
+    def started(self, current: Round, pids: Mapping[int, int], world_size: int) -> None:
+        """The workers are running; ``pids`` by global rank."""
+        self._local_ranks = {rank: local_rank for local_rank, rank in enumerate(sorted(pids))}
+        self._log.write(
+            events.AttemptStarted(
+                epoch=current.epoch,
+                world_size=world_size,
+                resume=current.resume,
+                resume_step=current.resume_step,
+                pids={str(rank): int(pid) for rank, pid in pids.items()},
+            )
+        )
+        start = Start(current.resume, current.resume_step, current.resume_world, first=current.attempt == 1)
+        self._console.attempt_started(current.attempt, world_size, start)
+
+    def stopped(self, what: Failure, decision: Decision, where: str) -> None:
+        """The workers left because they were asked to."""
+        self._console.failed(what, decision, Fall(self._attempt, where, 0, Path(), shown=True))
+
+    def failed(
+        self, what: Failure, decision: Decision, evidence: Evidence, *, step: int, lost: int, where: str
+    ) -> None:
+        """The attempt is over: written down first, then said."""
+        self._log.write(
+            events.Failed(
+                cause=what.kind.value,
+                failed_rank=what.rank,
+                exit_code=what.exit_code,
+                message=what.message,
+                step=step,
+                lost_steps=lost,
+                decision=decision.reason,
+                restart=decision.restart,
+                victims=list(what.victims),
+                fingerprint=what.fingerprint,
+                blame=what.blame,
+                failed_node=what.node,
+            )
+        )
+        report = postmortem.write(self._plan.run_dir, self._attempt, what, decision, evidence)
+        self._fallen = self._attempt
+        log = self._plan.run_dir.worker(self._attempt, self._node, what.rank) / "stderr.log"
+        tee = self._plan.job.config.logs.tee
+        shown = tee == "all" or self._local_ranks.get(what.rank) in tee
+        self._console.failed(what, decision, Fall(self._attempt, where, lost, log, shown, report))
+
+    def recovered(self, seconds: Mapping[str, float], lost: int, step: int | None) -> None:
+        """The attempt after a failure has completed its first step."""
+        self._log.write(events.Recovered(total=sum(seconds.values()), seconds=dict(seconds), lost_steps=lost))
+        self._console.training_again(step, seconds, lost)
+        if self._fallen is not None:
+            postmortem.append_restart(self._plan.run_dir, self._fallen, seconds, lost, node=self._node)
+            self._fallen = None

@@ -1,0 +1,263 @@
+"""Killing ranks of a running job, and what the launcher makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from common import say, started
+from figures import Figure, Target, median, ratio, spread
+from peers import MANY, Absent, Launcher, ftrun, others, torchrun
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from common import Job, Settings, Stamps
+
+RANKS = 2
+DEADLINE = 90.0
+WARM = 2.0
+"""Seconds of training before a kill, so that what a launcher prepares for it is ready."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One SIGKILL and what came after it.
+
+    Attributes:
+        time: of the kill, seconds since 1970.
+        seconds: until all ranks had completed a new step; None if they did not.
+        starts: how many times the script was started until then: 1 where the first restart succeeded.
+        staged: step of the last snapshot that all ranks had taken.
+        resumed: step that training went on from.
+    """
+
+    time: float
+    seconds: float | None
+    starts: int
+    staged: int
+    resumed: int
+
+    @property
+    def lost(self) -> int:
+        """Steps lost beyond the last snapshot."""
+        return max(0, self.staged - self.resumed)
+
+
+def kill_one(job: Job, victim: int, delay: float, every: int) -> Kill | None:
+    """Kill a rank some time after the attempt's first step, and wait for the next attempt's.
+
+    Returns:
+        None if the job was not training.
+    """
+    stamps = job.stamps
+    seen = sorted(job.seen)
+    began = job.wait_for(lambda: stamps.whole_step(other_than=seen), DEADLINE)
+    if began is None:
+        return None
+    time.sleep(max(0.0, began + delay - time.time()))
+    old = stamps.pids()
+    pid = old[victim]
+    if pid is None or job.process.poll() is not None:
+        return None
+    at = time.time()
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return None
+    job.seen.update(each for each in old if each is not None)
+    new = job.wait_for(lambda: stamps.whole_step(after=at, other_than=old), DEADLINE)
+    starts = len({each.pid for each in stamps.of(0) if each.word == "start" and each.time > at})
+    seconds = None if new is None else new - at
+    return Kill(at, seconds, starts, _staged(stamps, old, at, every), _resumed(stamps, old, at))
+
+
+def _staged(stamps: Stamps, pids: Sequence[int | None], before: float, every: int) -> int:
+    """Step of the last snapshot of all ranks: it is complete when the step that follows it is."""
+    return min(_last_boundary(stamps, rank, pids[rank], before, every) for rank in range(stamps.ranks))
+
+
+def _last_boundary(stamps: Stamps, rank: int, pid: int | None, before: float, every: int) -> int:
+    mine = (each for each in stamps.of(rank) if each.pid == pid and each.word == "step" and each.time < before)
+    return max((each.step - 1 for each in mine if (each.step - 1) % every == 0), default=0)
+
+
+def _resumed(stamps: Stamps, old: Sequence[int | None], after: float) -> int:
+    new = [stamps.first_step(rank, after=after, other_than=old) for rank in range(stamps.ranks)]
+    return min((each.step - 1 for each in new if each is not None), default=0)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Kills of one launcher: after some training, and at once after an attempt's first step."""
+
+    name: str
+    late: list[Kill]
+    soon: list[Kill]
+    shares: list[dict[str, float]]
+    why: str = ""
+
+    @property
+    def seconds(self) -> list[float]:
+        """From each of the late kills to the next step."""
+        return [each.seconds for each in self.late if each.seconds is not None]
+
+
+def first_step(settings: Settings) -> Iterator[Figure]:
+    """``recovery.first_step``: the launchers take turns, each with a job that is killed several times."""
+    runners = [("ftrun", ftrun(*MANY)), ("torchrun", torchrun(*MANY)), ("torchrun again", torchrun(*MANY))]
+    absent = []
+    for each in others(*MANY):
+        if isinstance(each, Absent):
+            absent.append(f"{each.name}: not measured, {each.why}")
+        else:
+            runners.append((each.name, each))
+    series = {name: Series(name, [], [], []) for name, _ in runners}
+    late, soon = settings.count(3, 2), 1
+    for turn in range(settings.count(4, 1)):
+        for name, launcher in runners:
+            rng = settings.random(f"first_step/{name}/{turn}")
+            problem = _one_job(settings, launcher, series[name], rng, late, soon)
+            say(f"{name}: {spread(series[name].seconds)}{problem}")
+            absent += [f"{name}: {problem}"] if problem else []
+    yield _first_step_figure(series, dict(runners), absent)
+
+
+def _one_job(settings: Settings, launcher: Launcher, series: Series, rng: random.Random, late: int, soon: int) -> str:
+    folder = settings.folder(launcher.name)
+    # A run that is named leaves its events in a place that is known.
+    name = ("--name", "bench") if launcher.session else ()
+    launcher = Launcher(launcher.name, (*launcher.command, *name), launcher.session, launcher.environment)
+    command = launcher.run(RANKS, launcher.training, "--out", str(folder))
+    with started(command, folder, ranks=RANKS, environment=launcher.environment) as job:
+        for number in range(late + soon):
+            delay = WARM + rng.random() if number < late else 0.0
+            kill = kill_one(job, rng.randrange(RANKS), delay, every=20)
+            if kill is None or kill.seconds is None:
+                return " did not go on: " + (job.output.strip().splitlines() or ["no word"])[-1]
+            (series.late if number < late else series.soon).append(kill)
+        events = list(read_events(folder))
+    series.shares.extend(shares(kill, events) for kill in series.late[-late:] if events)
+    return ""
+
+
+def read_events(folder: Path) -> Iterator[dict[str, Any]]:
+    """What ftrun recorded of the run named ``bench``, in order."""
+    path = folder / "runs" / "bench" / "events" / "n0000.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue
+
+
+_MILESTONES = ("failed", "attempt_started", "restored", "steps_began")
+
+
+def shares(kill: Kill, events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds from the kill to each of ftrun's own events, up to the next step, each from the one before."""
+    moments = [("kill", kill.time)]
+    for kind in _MILESTONES:
+        later = [each["t"] for each in events if each.get("kind") == kind and each["t"] >= moments[-1][1]]
+        if later:
+            moments.append((kind, later[0]))
+    moments.append(("first step", kill.time + (kill.seconds or 0.0)))
+    return {name: at - before for (_, before), (name, at) in itertools.pairwise(moments)}
+
+
+def _first_step_figure(series: dict[str, Series], runners: dict[str, Launcher], absent: list[str]) -> Figure:
+    medians = {name: median(each.seconds) for name, each in series.items()}
+    notes = [_series_line(each, runners[each.name].version) for each in series.values()]
+    parts = series["ftrun"].shares
+    if parts:
+        split = {name: median([part[name] for part in parts if name in part]) for name in parts[-1]}
+        notes.append("ftrun, up to: " + ", ".join(f"{name} {value:.3f} s" for name, value in split.items() if value))
+    return Figure(
+        "recovery.first_step",
+        ratio(medians["ftrun"], medians["torchrun"]),
+        Target("<=", 0.10),
+        control=ratio(medians["torchrun again"], medians["torchrun"]),
+        n=len(series["ftrun"].seconds),
+        reference={f"{name} (s)": value for name, value in medians.items()},
+        notes=[*notes, *absent],
+    )
+
+
+def _series_line(series: Series, version: str) -> str:
+    soon = [each.seconds for each in series.soon if each.seconds is not None]
+    name = f"{series.name} {version}".strip()
+    return f"{name}: {spread(series.seconds)}; killed right after an attempt's first step: {spread(soon)}"
+
+
+def in_a_row(settings: Settings) -> Iterator[Figure]:
+    """``recovery.restarts`` and ``recovery.lost_steps``: kills in a row on one job."""
+    count = settings.count(50, 5)
+    restarts = str(2 * count)
+    every = 5
+    ours, problem = _row(settings, ftrun("--max-restarts", restarts, "--name", "bench"), count, every)
+    again, _ = _row(settings, ftrun("--max-restarts", restarts, "--name", "bench"), count, every)
+    stock, stock_problem = _row(settings, torchrun("--max-restarts", restarts, shared_store=True), count, every)
+    value = _succeeded(ours) / count
+    if settings.wants("recovery.restarts"):
+        yield Figure(
+            "recovery.restarts",
+            value,
+            Target("=", 1.0),
+            control=_succeeded(again) / count,
+            n=count,
+            reference={"ftrun": f"{_succeeded(ours)} of {count}", "torchrun": f"{_succeeded(stock)} of {count}"},
+            notes=[_row_line("ftrun", ours, problem), _row_line("torchrun", stock, stock_problem)],
+        )
+    if settings.wants("recovery.lost_steps"):
+        yield _lost(ours, again)
+
+
+def _lost(ours: Sequence[Kill], again: Sequence[Kill]) -> Figure:
+    lost = [each.lost for each in ours if each.seconds is not None]
+    control = [each.lost for each in again if each.seconds is not None]
+    return Figure(
+        "recovery.lost_steps",
+        float(max(lost)) if lost else None,
+        Target("=", 0.0),
+        control=float(max(control)) if control else None,
+        n=len(lost),
+        notes=[
+            f"worst case; {sum(map(bool, lost))} of {len(lost)} kills lost a whole snapshot, {sum(lost)} steps in all"
+        ],
+    )
+
+
+def _row(settings: Settings, launcher: Launcher, count: int, every: int) -> tuple[list[Kill], str]:
+    folder = settings.folder(launcher.name)
+    rng = settings.random("in a row")
+    options = ("--out", str(folder), "--every", str(every), "--pace", "0.01")
+    command = launcher.run(RANKS, launcher.training, *options)
+    kills: list[Kill] = []
+    with started(command, folder, ranks=RANKS, environment=launcher.environment) as job:
+        while len(kills) < count:
+            kill = kill_one(job, rng.randrange(RANKS), rng.uniform(0.0, 0.4), every)
+            if kill is None:
+                return kills, "the job ended: " + (job.output.strip().splitlines() or ["no word"])[-1]
+            kills.append(kill)
+            if len(kills) % 10 == 0:
+                say(f"{launcher.name}: {_succeeded(kills)} of {len(kills)} restarts succeeded")
+    return kills, ""
+
+
+def _succeeded(kills: Sequence[Kill]) -> int:
+    """After how many kills the very next attempt made a step."""
+    return sum(each.seconds is not None and each.starts == 1 for each in kills)
+
+
+def _row_line(name: str, kills: Sequence[Kill], problem: str) -> str:
+    seconds = [each.seconds for each in kills if each.seconds is not None]
+    more = sum(max(0, each.starts - 1) for each in kills)
+    line = f"{name}: {len(kills)} kills, {more} attempts fell by themselves, {spread(seconds)} to the next step"
+    return f"{line}; {problem}" if problem else line

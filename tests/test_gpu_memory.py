@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import eventually
+from evidence_kit import compiled
+
+from ftrun.launch import gpu_memory
+
+# What the package asks of the driver's library: two GPUs, the second one lost, the first one's processes in a file.
+FAKE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } Info;
+int nvmlInitWithFlags(unsigned flags) { return getenv("FAKE_NO_DRIVER") ? 9 : 0; }
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(index + 1L); return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Info *infos) {
+    unsigned pid, found = 0, room = *count;
+    if (device == (void *)2L) return 15;
+    if (getenv("FAKE_HANGS")) for (;;) pause();
+    FILE *file = fopen(getenv("FAKE_PIDS"), "r");
+    while (file && fscanf(file, "%u", &pid) == 1) { if (found < room) infos[found].pid = pid; found++; }
+    if (file) fclose(file);
+    *count = found;
+    return found > room ? 7 : 0;
+}
+"""
+
+ASK = (
+    "import json, sys, threading; from ftrun.launch import gpu_memory as g;"
+    "w = g.wait_until_free([int(n) for n in sys.argv[2:]], float(sys.argv[1]));"
+    "print(json.dumps([w.seconds, w.still_there, w.reason, threading.active_count()]))"
+)
+
+
+class Node:
+    """A node with a fake driver."""
+
+    def __init__(self, path: Path) -> None:
+        if importlib.util.find_spec("pynvml") is None:
+            pytest.skip("nvidia-ml-py isn't installed")
+        compiled(FAKE, path / "libnvidia-ml.so.1", "-shared", "-fPIC")
+        self.pids = path / "pids"
+        self.pids.write_text("")
+        self.environment = {**os.environ, "LD_LIBRARY_PATH": str(path), "FAKE_PIDS": str(self.pids)}
+
+    def ask(self, limit: float, *pids: int, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", ASK, str(limit), *map(str, pids)],
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def answer(self, limit: float, *pids: int, **environment: str) -> Any:
+        out, _ = self.ask(limit, *pids, **environment).communicate(timeout=60)
+        return json.loads(out)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_nobody_waits_for_processes_that_hold_nothing(node: Node) -> None:
+    node.pids.write_text("77 78\n")
+    seconds, still_there, reason, threads = node.answer(60, 11, 12)
+    assert (still_there, reason, threads) == ([], "", 1)
+    assert 0 < seconds < 60
+
+
+def test_the_wait_ends_when_the_last_one_is_gone(node: Node) -> None:
+    node.pids.write_text("77\n11\n12\n")
+    waiting = node.ask(60, 11, 12)
+    eventually(lambda: children_of(waiting.pid))
+    assert waiting.poll() is None
+    node.pids.write_text("77\n")
+    out, _ = waiting.communicate(timeout=60)
+    assert json.loads(out)[1:3] == [[], ""]
+
+
+def test_the_wait_has_a_limit(node: Node) -> None:
+    node.pids.write_text("77\n12\n11\n")
+    seconds, still_there, reason, _ = node.answer(1.5, 11, 12, 13)
+    assert (still_there, reason) == ([11, 12], "not within 1.5 s")
+    assert seconds >= 1.5
+
+
+def test_a_driver_that_hangs_is_left_alone(node: Node) -> None:
+    waiting = node.ask(1.0, 11, FAKE_HANGS="1")
+    (child,) = eventually(lambda: children_of(waiting.pid))
+    out, _ = waiting.communicate(timeout=60)
+    assert json.loads(out)[1:3] == [[], "not within 1 s: NVML doesn't answer"]
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_driver_that_does_not_start(node: Node) -> None:
+    assert node.answer(60, 11, FAKE_NO_DRIVER="1")[1:3] == [[], "NVML can't be read"]
+
+
+def test_without_a_driver_there_is_nothing_to_do() -> None:
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libnvidia-ml.so.1")
+        pytest.skip("this machine has a driver")
+    waited = gpu_memory.wait_until_free([11])
+    assert (waited.seconds, waited.still_there) == (0.0, ())
+    assert "no NVIDIA driver" in waited.reason
+    assert gpu_memory.wait_until_free([]) == gpu_memory.Waited(0.0)
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
