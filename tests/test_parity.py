@@ -25,6 +25,7 @@ ON_PURPOSE: Mapping[str, str] = {
     "FTRUN_WORKER": "what the launcher tells a worker; torchrun has none",
     "TORCHELASTIC_ERROR_FILE": "lies in the run directory, unless one of torchrun's log options is given",
     "error.json": "is written for every worker that fails, not only for functions decorated with @record",
+    "sys.modules": "holds ftrun's bootstrap, and what a standby has imported ahead of the script",
     "TORCHELASTIC_MAX_RESTARTS": "the given --max-restarts; without one there is no limit, which reads 1000000",
 }
 """Variables and files of workers that differ.
@@ -245,12 +246,13 @@ def alike(case: Case, theirs: Outcome, ours: Outcome) -> None:
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any], case: Case, worker: str) -> None:
-    mine, yours = dict(ours), dict(theirs)
+    mine, yours = ({name: value for name, value in seen.items() if name != "torch"} for seen in (ours, theirs))
     ignored = set(ON_PURPOSE)
     if any(f"{option}=" in f"{word}=" for option in LOG_OPTIONS for word in (*case.line.split(), *case.env)):
         ignored.discard("TORCHELASTIC_ERROR_FILE")
     if "--max" in case.line or "PET_MAX_RESTARTS" in case.env:
         ignored.discard("TORCHELASTIC_MAX_RESTARTS")
+    assert case.line.startswith("--run") or not theirs["torch"]
     assert environment_of(mine, ignored, case) == environment_of(yours, ignored, case), worker
     assert mine == yours, worker
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from conftest import SCRIPTS, Runner, eventually
 from session_kit import committed, idle, open_session
 
 from ftrun import events
+from ftrun.contract import Fault
+from ftrun.launch import process_state
 from ftrun.session import stopping
 from ftrun.session.agreement import Agreement
 from ftrun.session.place import Place
@@ -20,6 +25,8 @@ from ftrun.session.stopping import StopRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from session_kit import Launch
 
 SMALL = SCRIPTS / "small.py"
 LONG = ("--total", "100000", "--pace", "0.01")
@@ -232,3 +239,48 @@ def test_a_wish_to_save_counts_once(request_of_rank_0: StopRequest) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
     assert not request_of_rank_0.save_wanted(alone, saved=time.monotonic())  # met already
     assert request_of_rank_0.heard(alone) is None
+
+
+# --- scripted faults that look like them
+
+
+FAULT = """
+import os, sys
+from ftrun import inject
+from ftrun.contract import WorkerContract
+
+inject.fire_if_due(WorkerContract.from_environment(os.environ), 0, 1)
+print("went on")
+"""
+
+
+def start_with_fault(launch: Launch, do: str) -> subprocess.Popen[str]:
+    launch(faults=(Fault(at_step=1, rank=0, do=do),))
+    return subprocess.Popen([sys.executable, "-c", FAULT], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_scripted_segfault_is_one(launch: Launch) -> None:
+    process = start_with_fault(launch, "segv")
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (-signal.SIGSEGV, "")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_scripted_stop_ends_with_sigcont(launch: Launch) -> None:
+    process = start_with_fault(launch, "stop")
+    eventually(lambda: process_state.letter(process.pid) == "T", 30, "it to stop")
+    process.send_signal(signal.SIGCONT)
+    out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "went on\n")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_scripted_loop_keeps_a_core_busy(launch: Launch) -> None:
+    process = start_with_fault(launch, "spin")
+    try:
+        eventually(lambda: psutil.Process(process.pid).cpu_times().user > 2, 60, "seconds of work")
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate(timeout=30)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from conftest import eventually
+from conftest import Runner, eventually
 
 from ftrun.launch import early, script_scan, warming
 from ftrun.launch.parking import Command, Fit
@@ -152,7 +152,8 @@ EVERYTHING = """
     seen = {
         "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": str(sys.flags),
         "env": dict(os.environ), "order": list(os.environ), "cwd": os.getcwd(),
-        "main": sorted(vars(main)), "spec": main.__spec__ and [main.__spec__.name, main.__spec__.origin], "file": main.__file__, "package": main.__package__,
+        "main": sorted(vars(main)), "spec": main.__spec__ and [main.__spec__.name, main.__spec__.origin],
+        "file": main.__file__, "package": main.__package__,
         "builtins": __builtins__ is builtins, "warnoptions": sys.warnoptions,
         "fds": fds(), "stdout": stream(sys.stdout), "stderr": stream(sys.stderr), "same": sys.stdout is sys.__stdout__,
         "stdin": [sys.stdin.name, sys.stdin.isatty(), sys.stdin.encoding, type(sys.stdin.buffer).__name__],
@@ -167,6 +168,11 @@ EVERYTHING = """
         "getenv": os.popen(f"{sys.executable} -c 'import os; print(len(os.environ))'").read(),
         "stdin_text": sys.stdin.read(), "depth": len(__import__("inspect").stack()),
     }
+    if "--torch" not in sys.argv:
+        import json
+        print(json.dumps(seen, sort_keys=True))
+        print("to stderr", file=sys.stderr)
+        sys.exit(5)
     import torch, numpy
     seen["tasks"] = len(os.listdir("/proc/self/task"))
     torch.manual_seed(1)
@@ -193,7 +199,8 @@ def test_a_promoted_process_is_a_fresh_one(
         else [str(script.relative_to(place.cwd))]
     )
     env = {"MARK": "new", "ODD": "\udc80", "PYTHONHASHSEED": "3", "PYTHONIOENCODING": "latin-1:replace"}
-    command = place.command(*target, "--lr", "3e-4", "", **env)
+    with_torch = ["--torch"] if way == "script" else []
+    command = place.command(*target, "--lr", "3e-4", "", *with_torch, **env)
     prepared = replace(command, env={**command.env, "FTRUN_OLD": "x", "TORCHELASTIC_RUN_ID": "old", "RANK": "7"})
     command = replace(command, env={**command.env, "MASTER_PORT": "1", "TORCHELASTIC_NEW": "y"})
     text = write(place.cwd / "stdin.txt", "to be read\nby the script")
@@ -201,7 +208,7 @@ def test_a_promoted_process_is_a_fresh_one(
     for name in ("cold", "promoted"):
         with text.open() as stdin, standard_input(stdin.fileno()):
             if name == "promoted":
-                warm(standbys, prepared, record=place.record("torch", "numpy", "json", "inspect"))
+                warm(standbys, prepared, record=place.record(*(["torch"] if with_torch else []), "json", "inspect"))
             each, (out, err) = place.to_files(command, "worker")
             process = cold(each) if name == "cold" else promoted(standbys, each)
             assert finish(process, each) == 5, err.read_text()
@@ -798,6 +805,28 @@ def test_the_first_start_takes_processes_that_are_still_importing(
         for rank, (each, (out, _)) in enumerate(both):
             assert finish(workers[rank], each) == 0
             assert out.read_text() == f"{rank} 2 tensor([1.])\n"
+
+
+def lives_in(directory: Path) -> list[int]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.cwd() == str(directory) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["usage error", "killed"])
+def test_a_launcher_that_ends_early_leaves_nothing_behind(runner: Runner, how: str) -> None:
+    write(runner.cwd / "train.py", "import torch")
+    options = ["--nproc", "2", "--max-restarts", "many"] if how == "usage error" else ["--nproc", "2"]
+    started = runner.start(*options, "train.py")
+    eventually(lambda: len(lives_in(runner.cwd)) >= 3, what="two parked processes")
+    if how == "killed":
+        started.process.kill()
+    assert started.wait().code == (2 if how == "usage error" else -signal.SIGKILL)
+    eventually(lambda: not lives_in(runner.cwd), timeout=2, what="the end of all")
 
 
 @pytest.mark.parametrize("argv", [["-c", "none.yaml"], ["--nproc", "2", "plain.py"]])

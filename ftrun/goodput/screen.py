@@ -23,7 +23,7 @@ _OUTCOMES = {
     "failed": "[red]✗ failed[/]",
 }
 _FEWEST_POINTS = 4
-_MOST_FALLS = 5
+_MOST_FALLS = 30
 
 
 def render(history: History, where: str) -> str:
@@ -39,7 +39,10 @@ def _lines(history: History, where: str) -> Iterator[str]:
     yield f"  steps      {history.step:,}{total}"
     again = f"   [dim]{history.lost_steps:,} steps done again[/]" if history.lost_steps else ""
     yield f"  restarts   {history.restarts}{again}"
-    for fall in history.falls[-min(_MOST_FALLS, history.launch_falls) :] if history.launch_falls else []:
+    falls = history.falls[-history.launch_falls :] if history.launch_falls else []
+    if len(falls) > _MOST_FALLS:
+        yield f"             [dim]{len(falls) - _MOST_FALLS} earlier ones are in {escape(where)}/postmortem[/]"
+    for fall in falls[-_MOST_FALLS:]:
         yield f"             [red]✗[/] {escape(_fall(fall))}"
     yield f"  commits    {len(history.commits)}{_last_commit(history)}{_failed_saves(history)}"
     yield f"  time       {format_duration(book.wall)}   [dim]{_seconds(book)}[/]"

@@ -111,7 +111,7 @@ class Agent(LocalElasticAgent):
         self._director.clock.mark("rendezvous")
         store: Any = worker_group.store
         node: Any = worker_group.group_rank
-        self._run_logs.begin(self._director.begin_round(store, node))
+        self._run_logs.begin(*self._director.begin_round(store, node))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stopping_since = None

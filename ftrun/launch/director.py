@@ -74,8 +74,12 @@ class Director:
 
     # The beginning of an attempt
 
-    def begin_round(self, store: Store, node: int) -> WorkerContract:
-        """Settle epoch, attempt and commit for the attempt that is about to start; see :class:`Rounds`."""
+    def begin_round(self, store: Store, node: int) -> tuple[WorkerContract, int]:
+        """Settle epoch, attempt and commit for the attempt that is about to start; see :class:`Rounds`.
+
+        Returns:
+            What its workers are told, and how many times workers were started before.
+        """
         current = self._rounds.begin(store, node)
         self._record.begin(current.attempt, node)
         self._watch.begin()
@@ -84,7 +88,7 @@ class Director:
             self._collector = Collector(self._sources)
         self._collector.baseline()
         self.clock.mark("checkpoint")
-        return self._rounds.contract()
+        return self._rounds.contract(), current.starts
 
     def workers_started(self, pids: dict[int, Any], world_size: int) -> None:
         """Record the start of an attempt."""

@@ -86,7 +86,7 @@ def begin(argv: Sequence[str], environment: Mapping[str, str]) -> Standbys:
 
 def guess(argv: Sequence[str], environment: Mapping[str, str], cwd: str) -> Guess | None:
     """What a command line will start; None if that isn't plain."""
-    line = _read(argv[1:] if argv[:1] == ["run"] else argv)
+    line = _read(argv[1:] if list(argv[:1]) == ["run"] else argv)
     if any(name in line.options for name in _NOT_PLAIN) or any(environment.get(n) for n in _NOT_PLAIN_VARIABLES):
         return None
     job = _Job.read(line, cwd)

@@ -77,6 +77,8 @@ def _execute(plan: LaunchPlan, settings: TorchSettings, command: list[str], besi
             )
             return ExitCode.OK
         _prepare(plan, console)
+        for note in settings.notes:
+            console.warn(note)
         events.mend(plan.run_dir.events())
         log = events.EventLog(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))

@@ -51,13 +51,21 @@ class RunLogs(LogsSpecs):
         self._torch_specs = torch_specs
         self._environment = environment
         self._contract: WorkerContract | None = None
+        self._starts = 0
         self._directories: dict[int, Path] = {}
         self._error_files: dict[Path, Path] = {}
         self.outlets = outlets
 
-    def begin(self, contract: WorkerContract) -> None:
-        """Set what the workers of the next attempt are told; ``worker_dir`` is filled in for each."""
+    def begin(self, contract: WorkerContract, starts: int) -> None:
+        """Set what the workers of the next attempt are told; ``worker_dir`` is filled in for each.
+
+        Args:
+            contract: what they are told.
+            starts: starts of the worker group before this one, the same on all nodes. Torch counts restarts on each
+                node for itself, and not all of them.
+        """
         self._contract = contract
+        self._starts = starts
 
     def worker_dir(self, rank: int) -> Path:
         """The directory of a global rank of this node in the current attempt."""
@@ -69,6 +77,8 @@ class RunLogs(LogsSpecs):
         """Complete the environments and name the files. Called by torch before each start of the worker group."""
         if self._contract is None:
             raise AssertionError("begin() comes before any worker")
+        for environment in envs.values():
+            environment["TORCHELASTIC_RESTART_COUNT"] = str(self._starts)  # torch's logs are named by it, too
         destination = self._torch_specs.reify(envs) if self._torch_specs else LogsDest()
         self._directories, self._error_files = {}, {}
         for local_rank, environment in envs.items():

@@ -31,6 +31,7 @@ class Round:
         resume: name of the commit to resume from, or None.
         resume_step: its step.
         resume_world: how many ranks wrote it.
+        starts: how many times the worker group was started before, by the leader's launcher.
         error: why there is no attempt, for the other nodes.
     """
 
@@ -40,6 +41,7 @@ class Round:
     resume: str | None
     resume_step: int
     resume_world: int | None
+    starts: int = 0
     error: str | None = None
 
 
@@ -80,7 +82,7 @@ class Rounds:
         try:
             chosen = self._choose()
         except FtrunError as error:
-            store.set(key, json.dumps(Round(0, 0, 0, None, 0, None, str(error)).__dict__))
+            store.set(key, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error)).__dict__))
             raise
         store.set(key, json.dumps(chosen.__dict__))
         return chosen
@@ -94,8 +96,9 @@ class Rounds:
         record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
         number = self._plan.run_dir.next_attempt()
         if commit is None:
-            return Round(record.epoch, record.since, number, None, 0, None)
-        return Round(record.epoch, record.since, number, name, commit.name.step, commit.manifest.world_size)
+            return Round(record.epoch, record.since, number, None, 0, None, self._begun - 1)
+        world = commit.manifest.world_size
+        return Round(record.epoch, record.since, number, name, commit.name.step, world, self._begun - 1)
 
     def latest(self, *, further_back: bool = False) -> Commit | None:
         """The commit to resume from; None where this run has none.

@@ -32,6 +32,7 @@ class TorchSettings:
         entrypoint: program of a worker.
         arguments: its arguments, the bootstrap put before the script.
         one_node: nobody else can join, so there is nothing to meet for.
+        notes: what the user should know before it starts.
         parkable: workers are Python processes that begin with the bootstrap, so standbys can stand in for them.
         logs: what torchrun's log options ask for, or None where none was given.
         agent_options: arguments of the agent's constructor.
@@ -44,6 +45,7 @@ class TorchSettings:
     agent_options: dict[str, Any]
     one_node: bool
     parkable: bool
+    notes: tuple[str, ...]
 
 
 def settle(plan: LaunchPlan) -> TorchSettings:
@@ -83,6 +85,7 @@ def settle(plan: LaunchPlan) -> TorchSettings:
         _agent_options(plan, config),
         one_node=one_node,
         parkable=not namespace.no_python,
+        notes=_notes(workers),
     )
 
 
@@ -110,6 +113,15 @@ def local_world_size(nproc_per_node: str) -> int:
     if size < 1:
         raise UsageError(f"--nproc-per-node {nproc_per_node}: at least one worker is needed.")
     return size
+
+
+def _notes(workers: int) -> tuple[str, ...]:
+    import torch
+
+    gpus = torch.cuda.device_count()  # asks NVML, and makes no context
+    if not 0 < gpus < workers:
+        return ()
+    return (f"{workers} workers, and this node shows {gpus} GPU{'s' if gpus > 1 else ''}: --nproc gpu starts one each",)
 
 
 def _command(namespace: argparse.Namespace, entrypoint: Any, arguments: list[str]) -> tuple[str, list[str]]:
@@ -150,4 +162,3 @@ def _agent_options(plan: LaunchPlan, config: LaunchConfig) -> dict[str, Any]:
         given = plan.launch["shutdown_timeout"].origin != "default"
         options["shutdown_timeout"] = config.shutdown_timeout if given else int(plan.grace)
     return options
-

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ftrun import error_file, pulse
 from ftrun.contract import WorkerContract
 from ftrun.errors import CorruptCheckpoint, UsageError
-from ftrun.session import imports, lifeline, optimizer_steps, script, stacks
+from ftrun.session import imports, lifeline, optimizer_steps, own_store, script, stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ def _set_up(contract: WorkerContract) -> pulse.Pulse:
     page.mark("booted")
     stacks.install(directory)
     optimizer_steps.watch(contract, page, rank=_rank())
+    own_store.watch(os.environ)
     return page
 
 

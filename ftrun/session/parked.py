@@ -10,6 +10,7 @@ After the promotion the script must not be able to tell this process from a fres
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import io
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _BOOTSTRAP = "ftrun.session.bootstrap"
 _GPU = "/dev/nvidia"
+_DESCRIPTORS = "/proc/self/fd"
 
 
 def note_imports(directory: Path) -> None:
@@ -150,16 +152,15 @@ def _unfit() -> str | None:
     cuda = sys.modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
         return "it started CUDA"
-    if any(_target(each).removeprefix(_GPU).isdigit() for each in os.listdir("/proc/self/fd")):
-        return "it opened a GPU"
-    return None
+    return "it opened a GPU" if _has_opened_a_gpu() else None
 
 
-def _target(descriptor: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:
-        return ""
+def _has_opened_a_gpu() -> bool:
+    for each in os.listdir(_DESCRIPTORS) if os.path.isdir(_DESCRIPTORS) else ():
+        with contextlib.suppress(OSError):  # the descriptor by which the directory was read is closed again
+            if os.readlink(f"{_DESCRIPTORS}/{each}").removeprefix(_GPU).isdigit():
+                return True
+    return False
 
 
 def _outdated(promotion: _Promotion, stamps: imports.Stamps, cold: frozenset[str]) -> str | None:
@@ -224,10 +225,8 @@ def _redirect(number: int, file: int, stream: Any) -> None:
     stream.flush()
     os.dup2(file, number)
     os.close(file)
-    raw = stream.buffer
-    if isinstance(raw, io.FileIO):  # as python -u makes it: no buffer. It remembers what the old file could do.
-        name = raw.name
-        again: Any = raw
-        again.__init__(number, "wb", closefd=False)
-        again.name = name
-        stream.__init__(raw, stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through)
+    old = stream.buffer
+    if isinstance(old, io.FileIO):  # as python -u makes it: no buffer. The old one remembers what its file could do.
+        new: Any = io.FileIO(number, "wb", closefd=False)
+        new.name = old.name
+        stream.__init__(new, stream.encoding, stream.errors, "\n", stream.line_buffering, stream.write_through)

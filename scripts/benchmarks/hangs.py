@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 RANKS = 2
 DEADLINE = 75.0
 SECONDS = 5.0
+_CALLED = ("hang", "left early")
+"""What ftrun calls a run that makes no step; the second where a rank had ended in good order before."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ CASES = (
     Case("spin", "a rank computes for ever in Python", True),
     Case("collective", "a rank waits in a collective that the other doesn't make", True),
     Case("loader", "a data loader's worker is stuck", True),
-    Case("save", "a save waits for a file that never opens", True, ("watch.save=5s",)),
+    Case("save", "a save waits for a file that never opens", True, ("watch.save=4s",)),
     Case("left", "a rank has left with code 0 and its peer waits for it", True),
     Case("plain", "a script without Session, a rank sleeps for ever", True),
-    Case("end", "a rank never leaves after the last step", True, ("watch.end=5s",)),
+    Case("end", "a rank never leaves after the last step", True, ("watch.end=4s",)),
     Case("slow_import", "imports take 8 s", False),
     Case("slow_first_step", "the first step takes 8 s", False),
     Case("slow_save", "a save takes 8 s", False),
@@ -92,7 +94,7 @@ def hang(settings: Settings) -> Iterator[Figure]:
         notes=[
             f"a hang is judged right if the verdict comes within 3 usual steps + {SECONDS:g} s and the run ends well,",
             "a slow phase when the run ends well and nothing was called a hang",
-            "limits of save and end are half an hour by default: those two cases set them to 5 s in the job",
+            "limits of save and end are half an hour by default: those two cases set them to 4 s in the job",
             *(f"{case.what}: {_line(case, verdicts[case.name])}" for case in cases),
         ],
     )
@@ -118,7 +120,7 @@ def _run(settings: Settings, case: Case) -> Verdict:
 def judge(case: Case, events: Sequence[dict[str, Any]], stamps: Sequence[Stamp], code: int | None) -> Verdict:
     """Judge one case by what ftrun recorded and what the ranks stamped."""
     falls = [each for each in events if each["kind"] == "failed"]
-    hangs = [each for each in falls if "hang" in str(each["cause"])]
+    hangs = [each for each in falls if each["cause"] in _CALLED]
     ending = "the run ended well" if code == 0 else "no end in time" if code is None else f"exit code {code}"
     if not case.hangs:
         right = not hangs and len(falls) == case.falls and code == 0
@@ -130,7 +132,8 @@ def judge(case: Case, events: Sequence[dict[str, Any]], stamps: Sequence[Stamp],
     since, usual = hang_began(stamps, hangs[0]["t"]), usual_step(stamps)
     seconds = hangs[0]["t"] - since
     right = 0 <= seconds <= 3 * usual + SECONDS and len(falls) == 1 and code == 0
-    return Verdict(right, seconds, f"verdict after {seconds:.2f} s, names rank {hangs[0]['failed_rank']}; {ending}")
+    told = f"{hangs[0]['cause']!r} after {seconds:.2f} s, names rank {hangs[0]['failed_rank']}"
+    return Verdict(right, seconds, f"{told}; {ending}")
 
 
 def hang_began(stamps: Sequence[Stamp], before: float) -> float:
