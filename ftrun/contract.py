@@ -48,7 +48,7 @@ class Fault:
     Attributes:
         at_step: 1-based number of the step that is about to begin.
         rank: global rank.
-        do: ``kill`` (SIGKILL), ``raise``, ``exit`` (code 1) or ``hang``.
+        do: ``kill`` (SIGKILL), ``raise``, ``exit`` (code 1), ``hang``, ``spin``, ``stop`` (SIGSTOP) or ``segv``.
     """
 
     at_step: int

@@ -26,6 +26,7 @@ ON_PURPOSE: Mapping[str, str] = {
     "TORCHELASTIC_ERROR_FILE": "lies in the run directory, unless one of torchrun's log options is given",
     "error.json": "is written for every worker that fails, not only for functions decorated with @record",
     "sys.modules": "holds ftrun's bootstrap, and what a standby has imported ahead of the script",
+    "--run-path": "starts sessions of their own, without the launcher's signal handlers, so that they end whole",
     "TORCHELASTIC_MAX_RESTARTS": "the given --max-restarts; without one there is no limit, which reads 1000000",
 }
 """Variables and files of workers that differ.

@@ -173,7 +173,7 @@ def test_a_rank_that_leaves_while_the_others_stand_still_is_noticed(runner: Runn
             time.sleep(600)
         """,
     )
-    result = runner.run("--nproc", "2", "--name", "leaver", "--set", "watch.end=2s", script, timeout=100)
+    result = runner.run("--nproc", "2", "--name", "leaver", "--set", "watch.end=6s", script, timeout=100)
     assert result.code == 0, result
     (failed,) = _of(runner, "leaver", events.Failed)
     assert (failed.failed_rank, failed.cause) == (0, "left early")

@@ -76,8 +76,8 @@ class FaultEntry(Section):
     """Number of the step, from 1, that is about to begin."""
     rank: int = Field(ge=0)
     """Global rank that it happens to."""
-    do: Literal["kill", "raise", "exit", "hang"]
-    """What happens: kill (SIGKILL), raise an exception, exit with code 1, or hang."""
+    do: Literal["kill", "raise", "exit", "hang", "spin", "stop", "segv"]
+    """What happens: kill (SIGKILL), raise an exception, exit with code 1, hang, spin (hang busily), stop or segv."""
 
     def to_fault(self) -> Fault:
         """The form that workers are told."""

@@ -113,7 +113,8 @@ class WorkerStart:
         # The training process decides what Ctrl-C means. Its handler has been inherited and would run here
         # too, and a worker that dies of Ctrl-C takes away the batch that a clean stop still needs. SIGTERM
         # has been given back its meaning by torch: it ends the worker.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
         _show_users_dataset()
         if self.user is not None:
             self.user(worker_id)

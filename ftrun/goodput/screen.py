@@ -39,10 +39,10 @@ def _lines(history: History, where: str) -> Iterator[str]:
     yield f"  steps      {history.step:,}{total}"
     again = f"   [dim]{history.lost_steps:,} steps done again[/]" if history.lost_steps else ""
     yield f"  restarts   {history.restarts}{again}"
-    falls = history.falls[-history.launch_falls :] if history.launch_falls else []
-    if len(falls) > _MOST_FALLS:
-        yield f"             [dim]{len(falls) - _MOST_FALLS} earlier ones are in {escape(where)}/postmortem[/]"
-    for fall in falls[-_MOST_FALLS:]:
+    recent = history.falls[-history.launch_falls :] if history.launch_falls else []
+    if len(recent) > _MOST_FALLS:
+        yield f"             [dim]{len(recent) - _MOST_FALLS} earlier ones are in {escape(where)}/postmortem[/]"
+    for fall in recent[-_MOST_FALLS:]:
         yield f"             [red]✗[/] {escape(_fall(fall))}"
     yield f"  commits    {len(history.commits)}{_last_commit(history)}{_failed_saves(history)}"
     yield f"  time       {format_duration(book.wall)}   [dim]{_seconds(book)}[/]"
