@@ -247,13 +247,15 @@ def alike(case: Case, theirs: Outcome, ours: Outcome) -> None:
 
 
 def same(ours: dict[str, Any], theirs: dict[str, Any], case: Case, worker: str) -> None:
-    mine, yours = ({name: value for name, value in seen.items() if name != "torch"} for seen in (ours, theirs))
+    run_path = case.line.startswith("--run")
+    differs = {"torch", "leads", "handlers"} if run_path else {"torch"}
+    mine, yours = ({name: value for name, value in seen.items() if name not in differs} for seen in (ours, theirs))
     ignored = set(ON_PURPOSE)
     if any(f"{option}=" in f"{word}=" for option in LOG_OPTIONS for word in (*case.line.split(), *case.env)):
         ignored.discard("TORCHELASTIC_ERROR_FILE")
     if "--max" in case.line or "PET_MAX_RESTARTS" in case.env:
         ignored.discard("TORCHELASTIC_MAX_RESTARTS")
-    assert case.line.startswith("--run") or not theirs["torch"]
+    assert run_path or not theirs["torch"]
     assert environment_of(mine, ignored, case) == environment_of(yours, ignored, case), worker
     assert mine == yours, worker
 
