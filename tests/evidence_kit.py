@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import eventually, kill_tree
 
-from ftrun.launch import process_state
-from ftrun.launch.collect import LiveRank
+from ftrun.launch.evidence import process_state
+from ftrun.launch.evidence.collect import LiveRank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

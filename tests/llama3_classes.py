@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ftrun.error_file import ErrorRecord
-from ftrun.launch.evidence import Evidence, RankEvidence
-from ftrun.launch.kinds import Kind
+from ftrun.launch.evidence.model import Evidence, RankEvidence
+from ftrun.launch.failures.kinds import Kind
 from ftrun.pulse import Beat, Phase
 
 AT_FAULT = 1

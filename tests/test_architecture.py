@@ -176,7 +176,7 @@ WITHOUT_TORCH = sorted(
         "ftrun.launch.options",
         "ftrun.launch.plan",
         "ftrun.launch.policy",
-        "ftrun.launch.failure",
+        "ftrun.launch.failures.failure",
         *(name for name in MODULES if room(name) in ("config", "goodput", "cli", "top") and name != LOADER),
     }
 )

@@ -21,14 +21,14 @@ from evidence_kit import (  # children is a fixture
 )
 
 from ftrun import dump, pulse
-from ftrun.launch import cgroup, process_state, pyspy
-from ftrun.launch.collect import Collector, LiveRank, Sources
-from ftrun.launch.kernel_log import KernelLog
+from ftrun.launch.evidence import cgroup, process_state, pyspy
+from ftrun.launch.evidence.collect import Collector, LiveRank, Sources
+from ftrun.launch.evidence.kernel_log import KernelLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftrun.launch.evidence import Evidence, RankEvidence
+    from ftrun.launch.evidence.model import Evidence, RankEvidence
 
 
 def collect(*ranks: LiveRank, thorough: bool = True, py_spy: str | None = None) -> Sequence[RankEvidence]:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from ftrun.contract import RESERVED_CODES, ExitCode
 from ftrun.error_file import ErrorRecord
-from ftrun.launch import fingerprint, host_signs, traces, xid
-from ftrun.launch.evidence import Evidence, RankEvidence
-from ftrun.launch.failure import Failure, Kind, explain, shell_code, signal_name
-from ftrun.launch.kinds import NATURES
-from ftrun.launch.watch import Value, Verdict
-from ftrun.launch.xid import XidClass
+from ftrun.launch.evidence.model import Evidence, RankEvidence
+from ftrun.launch.failures import fingerprint, host_signs, traces, xid
+from ftrun.launch.failures.failure import Failure, Kind, explain, shell_code, signal_name
+from ftrun.launch.failures.kinds import NATURES
+from ftrun.launch.failures.xid import XidClass
+from ftrun.launch.watching.watch import Value, Verdict
 from ftrun.pulse import Beat, Phase
 
 TEXTS = Path(__file__).parent / "failure_texts"

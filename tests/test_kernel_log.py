@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.launch import kernel_log
-from ftrun.launch.kernel_log import KernelLog
+from ftrun.launch.evidence import kernel_log
+from ftrun.launch.evidence.kernel_log import KernelLog
 
 MATTERS = """\
 Memory cgroup out of memory: Killed process 4242 (python3) total-vm:99kB, anon-rss:9kB, UID:0 pgtables:1kB

@@ -20,19 +20,20 @@ from conftest import Runner, eventually, kill_tree
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
 from ftrun.contract import WorkerContract
-from ftrun.launch import output_routes, output_source
 from ftrun.launch.logs import RunLogs
-from ftrun.launch.output_backlog import Backlog
-from ftrun.launch.output_console import Outlets
-from ftrun.launch.output_files import LogFile, name_also
-from ftrun.launch.output_lines import AsWritten, Prefixed, View, WholeLines
-from ftrun.launch.output_routes import Launcher, Route, Tee
+from ftrun.launch.output import routes as output_routes
+from ftrun.launch.output import source as output_source
+from ftrun.launch.output.backlog import Backlog
+from ftrun.launch.output.files import LogFile, name_also
+from ftrun.launch.output.lines import AsWritten, Prefixed, View, WholeLines
+from ftrun.launch.output.outlets import Outlets
+from ftrun.launch.output.routes import Launcher, Route, Tee
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ftrun.launch.output import Output
+    from ftrun.launch.output.attempt import Output
 
 FULL = Path("/dev/full")
 

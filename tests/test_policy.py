@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ftrun.config.supervisor import Budgets
 from ftrun.config.units import Window
-from ftrun.launch.failure import Failure, Kind
-from ftrun.launch.kinds import NATURES
+from ftrun.launch.failures.failure import Failure, Kind
+from ftrun.launch.failures.kinds import NATURES
 from ftrun.launch.policy import Decision, Limits, Situation, backoff, decide
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from ftrun import pulse
 from ftrun.error_file import ErrorRecord
-from ftrun.launch import postmortem
-from ftrun.launch.collect import Collector, LiveRank, Sources
-from ftrun.launch.evidence import Evidence, RankEvidence
-from ftrun.launch.failure import Failure, Kind, explain
-from ftrun.launch.kernel_log import KernelLog
+from ftrun.launch.evidence import postmortem
+from ftrun.launch.evidence.collect import Collector, LiveRank, Sources
+from ftrun.launch.evidence.kernel_log import KernelLog
+from ftrun.launch.evidence.model import Evidence, RankEvidence
+from ftrun.launch.failures.failure import Failure, Kind, explain
 from ftrun.launch.policy import Decision
-from ftrun.launch.watch import Value, Verdict
+from ftrun.launch.watching.watch import Value, Verdict
 from ftrun.pulse import Beat, Phase
 from ftrun.rundir import RunDir
 

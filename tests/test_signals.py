@@ -16,7 +16,7 @@ from session_kit import committed, idle, open_session
 
 from ftrun import events
 from ftrun.contract import Fault
-from ftrun.launch import process_state
+from ftrun.launch.evidence import process_state
 from ftrun.session import stopping
 from ftrun.session.agreement import Agreement
 from ftrun.session.place import Place

@@ -10,7 +10,7 @@ from conftest import eventually
 from evidence_kit import children, compiled  # noqa: F401 - a fixture
 
 from ftrun import dump
-from ftrun.launch import stacks
+from ftrun.launch.evidence import stacks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,10 +21,10 @@ import psutil
 import pytest
 from conftest import Runner, eventually
 
-from ftrun.launch import early, script_scan, warming
-from ftrun.launch.parking import Command, Fit
-from ftrun.launch.script_scan import Scan
-from ftrun.launch.standby import Standbys
+from ftrun.launch.standbys import early, script_scan, warming
+from ftrun.launch.standbys.parking import Command, Fit
+from ftrun.launch.standbys.script_scan import Scan
+from ftrun.launch.standbys.standby import Standbys
 from ftrun.session import imports
 
 if TYPE_CHECKING:
@@ -667,7 +667,7 @@ def test_parked_processes_die_with_an_agent_that_is_killed(place: Place, importi
     text = f"""
         import sys, time
         from pathlib import Path
-        from ftrun.launch.standby import Command, Standbys
+        from ftrun.launch.standbys.standby import Command, Standbys
         standbys = Standbys()
         standbys.learn(Path("imports.json"))
         standbys.start(0, Command({command.argv!r}, {dict(command.env)!r}, None, None, {command.cwd!r}))

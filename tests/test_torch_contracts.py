@@ -302,7 +302,7 @@ def test_the_worker_group_and_results() -> None:
     need(not agents.RunResult(state=agents.WorkerState.UNHEALTHY).is_failed(), "that UNHEALTHY isn't FAILED", where)
 
 
-# --- processes and logs: launch/processes.py, launch/logs.py, launch/output*.py
+# --- processes and logs: launch/processes.py, launch/logs.py, launch/output/
 
 
 def test_process_contexts() -> None:
@@ -383,14 +383,14 @@ def test_log_specifications(tmp_path: Path) -> None:
     streams = {"stdouts", "stderrs", "tee_stdouts", "tee_stderrs", "error_files"}
     need(streams <= fields(contexts.LogsDest), f"LogsDest's {sorted(streams - fields(contexts.LogsDest))}", where)
     new = fields(contexts.LogsDest) - streams - {"filtered_stdout", "filtered_stderr"}
-    need(not new, f"that LogsDest has no more fields ({sorted(new)})", "launch/output.py")
+    need(not new, f"that LogsDest has no more fields ({sorted(new)})", "launch/output/attempt.py")
     logs = contexts.DefaultLogsSpecs(log_dir=str(tmp_path), tee={0: contexts.Std.ALL}, local_ranks_filter={1})
     need((logs._tee, logs._local_ranks_filter) == ({0: contexts.Std.ALL}, {1}), "_tee, _local_ranks_filter", where)
     environments: Any = [{"TORCHELASTIC_RUN_ID": "id", "TORCHELASTIC_RESTART_COUNT": "2"} for _ in range(2)]
     named = logs.reify(dict(enumerate(environments)))
     need(named.error_files[1].endswith("attempt_2/1/error.json"), "the tree <id>_*/attempt_2/1/error.json", where)
     need(environments[1]["TORCHELASTIC_ERROR_FILE"] == named.error_files[1], "that reify completes environments", where)
-    need(named.stdouts[1] == "", "an empty name for a stream that isn't redirected", "launch/output.py")
+    need(named.stdouts[1] == "", "an empty name for a stream that isn't redirected", "launch/output/attempt.py")
     need(named.stdouts[0].endswith("attempt_2/0/stdout.log") and not named.tee_stdouts, "files without tail", where)
     need(body(contexts.PContext.__init__).count("logs_specs.reify(envs)") == 1, "one reify for each start", where)
 

@@ -15,12 +15,13 @@ from conftest import eventually
 
 from ftrun import pulse
 from ftrun.config.supervisor import Watch as WatchSection
-from ftrun.launch import process_state, work
-from ftrun.launch.culprit import name_culprit
-from ftrun.launch.evidence import RankEvidence
-from ftrun.launch.watch import Value, Verdict, Watch, WatchLimits
-from ftrun.launch.watch_limits import merged
-from ftrun.launch.work import Work
+from ftrun.launch.evidence import process_state
+from ftrun.launch.evidence.model import RankEvidence
+from ftrun.launch.watching import work
+from ftrun.launch.watching.culprit import name_culprit
+from ftrun.launch.watching.limits import merged
+from ftrun.launch.watching.watch import Value, Verdict, Watch, WatchLimits
+from ftrun.launch.watching.work import Work
 from ftrun.pulse import Beat, Phase
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(ctx: typer.Context) -> None:
     """Run a training script on this node; the default command. `ftrun run --help` lists all options."""
-    from ftrun.launch import early
+    from ftrun.launch.standbys import early
 
     with early.begin(ctx.args, os.environ) as standbys:
         from ftrun.cli.app import fail

@@ -27,8 +27,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from ftrun.contract import ExitCode
 from ftrun.errors import UsageError
 from ftrun.launch import family, gpu_memory
-from ftrun.launch.collect import LiveRank
-from ftrun.launch.output_routes import Tee
+from ftrun.launch.evidence.collect import LiveRank
+from ftrun.launch.output.routes import Tee
 from ftrun.launch.processes import Workers
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from ftrun.launch.director import Director
-    from ftrun.launch.evidence import Evidence
+    from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.guard import Guard
     from ftrun.launch.logs import RunLogs
-    from ftrun.launch.standby import Standbys
-    from ftrun.launch.watch import Verdict
+    from ftrun.launch.standbys.standby import Standbys
+    from ftrun.launch.watching.watch import Verdict
 
 UNLIMITED_RESTARTS = 1_000_000
 """What torch is told as its own limit when the policy decides: high enough never to be reached."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from ftrun.launch.failure import Failure
-    from ftrun.launch.output_console import Outlets
+    from ftrun.launch.failures.failure import Failure
+    from ftrun.launch.output.outlets import Outlets
     from ftrun.launch.policy import Decision
 
 _LAST_LINES = 12

@@ -15,13 +15,15 @@ from ftrun.checkpoint import layout
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError
 from ftrun.goodput import history
-from ftrun.launch import failure, policy, symptoms, work
-from ftrun.launch.collect import Collector, Sources
-from ftrun.launch.kinds import Kind
+from ftrun.launch import policy
+from ftrun.launch.evidence.collect import Collector, Sources
+from ftrun.launch.failures import failure, symptoms
+from ftrun.launch.failures.kinds import Kind
 from ftrun.launch.record import Record
 from ftrun.launch.rounds import Rounds
 from ftrun.launch.timeline import Clock
-from ftrun.launch.watch import Value, Verdict, Watch, WatchLimits
+from ftrun.launch.watching import work
+from ftrun.launch.watching.watch import Value, Verdict, Watch, WatchLimits
 
 if TYPE_CHECKING:
     import signal
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     from ftrun import events
     from ftrun.contract import WorkerContract
     from ftrun.error_file import ErrorRecord
-    from ftrun.launch.collect import LiveRank
     from ftrun.launch.console import Console
-    from ftrun.launch.evidence import Evidence
+    from ftrun.launch.evidence.collect import LiveRank
+    from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.gpu_memory import Waited
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.policy import Decision

@@ -23,7 +23,7 @@ from ftrun.goodput import history, screen
 from ftrun.launch import family, torch_config
 from ftrun.launch.console import Console
 from ftrun.launch.guard import Guard
-from ftrun.launch.output_console import Outlets
+from ftrun.launch.output.outlets import Outlets
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ftrun.launch.agent import Agent
     from ftrun.launch.director import Director
     from ftrun.launch.plan import LaunchPlan
-    from ftrun.launch.standby import Standbys
+    from ftrun.launch.standbys.standby import Standbys
     from ftrun.launch.torch_config import TorchSettings
 
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 
 from ftrun import pulse
-from ftrun.launch.output import Output
+from ftrun.launch.output.attempt import Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftrun.contract import WorkerContract
-    from ftrun.launch.output_console import Outlets
-    from ftrun.launch.output_routes import Tee
+    from ftrun.launch.output.outlets import Outlets
+    from ftrun.launch.output.routes import Tee
     from ftrun.rundir import RunDir
 
 

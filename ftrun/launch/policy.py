@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from ftrun.config.units import window_text
 from ftrun.contract import ExitCode
-from ftrun.launch.failure import shell_code
-from ftrun.launch.kinds import NATURES, Kind
+from ftrun.launch.failures.failure import shell_code
+from ftrun.launch.failures.kinds import NATURES, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftrun.config.units import Window
-    from ftrun.launch.failure import Failure
+    from ftrun.launch.failures.failure import Failure
 
 _ENOUGH = 3
 """The same failure at the same step so many times will not go away."""

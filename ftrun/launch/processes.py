@@ -2,7 +2,7 @@
 
 What differs from torch's: the end of a worker is noticed at once, with its time, and nothing is done about it before
 the agent has looked; killing takes whole process trees; a parked process stands in for a cold start where one is
-ready; all output goes through :mod:`ftrun.launch.output`.
+ready; all output goes through :mod:`ftrun.launch.output.attempt`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResu
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ftrun.launch import family
-from ftrun.launch.parking import Command
+from ftrun.launch.standbys.parking import Command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-    from ftrun.launch.output import Output
-    from ftrun.launch.standby import Standbys
+    from ftrun.launch.output.attempt import Output
+    from ftrun.launch.standbys.standby import Standbys
 
 _REAP_SECONDS = 10.0
 _SETTLE_SECONDS = 0.1

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftrun import events
-from ftrun.launch import postmortem
 from ftrun.launch.console import Fall, Start
+from ftrun.launch.evidence import postmortem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftrun.launch.console import Console
-    from ftrun.launch.evidence import Evidence
-    from ftrun.launch.failure import Failure
+    from ftrun.launch.evidence.model import Evidence
+    from ftrun.launch.failures.failure import Failure
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.policy import Decision
     from ftrun.launch.rounds import Round

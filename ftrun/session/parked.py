@@ -39,7 +39,7 @@ def note_imports(directory: Path) -> None:
 
 
 class _Promotion(NamedTuple):
-    """What this process is to become: what :class:`ftrun.launch.standby.Command` says, and the streams' files."""
+    """What this process is to become: what the agent's ``Command`` says, and the streams' files."""
 
     argv: list[str]
     environment: dict[str, str]

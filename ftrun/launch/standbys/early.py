@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun.launch.parking import Command
-from ftrun.launch.standby import Standbys
+from ftrun.launch.standbys.parking import Command
+from ftrun.launch.standbys.standby import Standbys
 from ftrun.rundir import RUNS, RunDir
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ is still ``HUNG``.
 Scripts without a Session are judged with more care, for what lies between two optimizer steps may be anything. Before
 an optimizer step has been made, nothing is judged unless the job gives a limit for it. Afterwards the learnt limit
 applies, and a verdict needs ranks that do nothing at all, one of them in a collective; see
-:mod:`ftrun.launch.excuses`.
+:mod:`ftrun.launch.watching.excuses`.
 
 Time is what passed between calls, so a clock that is set does no harm, and neither does a machine that was suspended.
 """
@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftrun.config.units import format_duration
-from ftrun.launch.culprit import name_culprit
-from ftrun.launch.excuses import excuse_of
-from ftrun.launch.watch_limits import NAMES, Learnt, Limit, WatchLimits, limit_of, merged
+from ftrun.launch.watching.culprit import name_culprit
+from ftrun.launch.watching.excuses import excuse_of
+from ftrun.launch.watching.limits import NAMES, Learnt, Limit, WatchLimits, limit_of, merged
 from ftrun.pulse import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ftrun.launch.evidence import RankEvidence
-    from ftrun.launch.work import Work
+    from ftrun.launch.evidence.model import RankEvidence
+    from ftrun.launch.watching.work import Work
     from ftrun.pulse import Beat
 
 __all__ = ["Value", "Verdict", "Watch", "WatchLimits", "judge", "name_culprit"]
@@ -202,7 +202,7 @@ class Watch:
         Args:
             verdict: from :meth:`observe`.
             ranks: evidence of all ranks, with stacks.
-            works: what their processes do, from :func:`ftrun.launch.work.measure`; without it they count as idle.
+            works: what their processes do, from :func:`ftrun.launch.watching.work.measure`; without it they are idle.
         """
         if verdict.value is not Value.HUNG:
             return verdict

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ftrun.launch.script_scan import Scan
+    from ftrun.launch.standbys.script_scan import Scan
 
 _BOOTSTRAP = "ftrun.session.bootstrap"
 _CONTRACT = "FTRUN_WORKER"

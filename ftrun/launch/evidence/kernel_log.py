@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrun.launch.tail import read_at, shown
+from ftrun.launch.evidence.tail import read_at, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

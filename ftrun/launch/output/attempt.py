@@ -32,19 +32,20 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrun.launch import output_routes, output_source
-from ftrun.launch.output_files import LogFile, name_also
-from ftrun.launch.output_lines import AsWritten, Prefixed, View, WholeLines
-from ftrun.launch.output_pump import Pump, Stream
-from ftrun.launch.output_routes import ERR, OUT, Route, Tee
+from ftrun.launch.output import routes as output_routes
+from ftrun.launch.output import source as output_source
+from ftrun.launch.output.files import LogFile, name_also
+from ftrun.launch.output.lines import AsWritten, Prefixed, View, WholeLines
+from ftrun.launch.output.pump import Pump, Stream
+from ftrun.launch.output.routes import ERR, OUT, Route, Tee
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.distributed.elastic.multiprocessing import LogsDest
 
-    from ftrun.launch.output_console import Outlets
-    from ftrun.launch.output_source import Source
+    from ftrun.launch.output.outlets import Outlets
+    from ftrun.launch.output.source import Source
 
 _PATIENCE = 2.0
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftrun.contract import ExitCode
-from ftrun.launch import fingerprint, symptoms
-from ftrun.launch.kinds import Kind
-from ftrun.launch.symptoms import Standing, Symptom
+from ftrun.launch.failures import fingerprint, symptoms
+from ftrun.launch.failures.kinds import Kind
+from ftrun.launch.failures.symptoms import Standing, Symptom
 
 if TYPE_CHECKING:
     from ftrun.error_file import ErrorRecord
-    from ftrun.launch.evidence import Evidence, RankEvidence
-    from ftrun.launch.host_signs import HostSigns
+    from ftrun.launch.evidence.model import Evidence, RankEvidence
+    from ftrun.launch.failures.host_signs import HostSigns
 
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
 

@@ -11,15 +11,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.launch import output_source
+from ftrun.launch.output import source as output_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ftrun.launch.output_console import Outlet
-    from ftrun.launch.output_files import LogFile
-    from ftrun.launch.output_lines import View
-    from ftrun.launch.output_source import Source
+    from ftrun.launch.output.files import LogFile
+    from ftrun.launch.output.lines import View
+    from ftrun.launch.output.outlets import Outlet
+    from ftrun.launch.output.source import Source
 
 _PAUSE = 0.01
 """Between two rounds while workers write: a worker that writes a thousand lines costs a few rounds, not a thousand."""

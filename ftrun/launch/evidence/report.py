@@ -7,15 +7,15 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.launch.culprit import where
-from ftrun.launch.failure import signal_name
-from ftrun.launch.tail import shown
+from ftrun.launch.evidence.tail import shown
+from ftrun.launch.failures.failure import signal_name
+from ftrun.launch.watching.culprit import where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ftrun.launch.evidence import Evidence, RankEvidence
-    from ftrun.launch.failure import Failure
+    from ftrun.launch.evidence.model import Evidence, RankEvidence
+    from ftrun.launch.failures.failure import Failure
     from ftrun.launch.policy import Decision
 
 _STATES = {

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from ftrun.launch.script_scan import Scan
+    from ftrun.launch.standbys.script_scan import Scan
 
 # Where nothing is known of an earlier attempt.
 _TORCH = ("torch", "numpy", "torch.distributed")

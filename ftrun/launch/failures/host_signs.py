@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.launch import xid
-from ftrun.launch.xid import Xid, XidClass
+from ftrun.launch.failures import xid
+from ftrun.launch.failures.xid import Xid, XidClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftrun.launch.evidence import RankEvidence
+    from ftrun.launch.evidence.model import RankEvidence
 
 # Parts of paths where Python code calls what waits for other ranks. The last is where every backward pass runs, and
 # with it the all-reduce of DistributedDataParallel.

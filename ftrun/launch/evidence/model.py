@@ -1,6 +1,6 @@
-"""What is known of a worker group at one moment: the input of :func:`ftrun.launch.failure.explain`.
+"""What is known of a worker group at one moment: the input of :func:`ftrun.launch.failures.failure.explain`.
 
-Frozen data, made by :mod:`ftrun.launch.collect` before the first signal is sent, and by tests from nothing.
+Frozen data, made by :mod:`ftrun.launch.evidence.collect` before the first signal is sent, and by tests from nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ftrun.error_file import ErrorRecord
-    from ftrun.launch.watch import Verdict
+    from ftrun.launch.watching.watch import Verdict
     from ftrun.pulse import Beat
 
 

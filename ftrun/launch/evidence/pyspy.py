@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrun.launch import stacks
-from ftrun.launch.tail import read_at
+from ftrun.launch.evidence import stacks
+from ftrun.launch.evidence.tail import read_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

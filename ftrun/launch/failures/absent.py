@@ -1,7 +1,7 @@
 """Which rank the others waited for when a collective timed out. Pure.
 
 Ranks that waited in vain are victims, and so are those that lost their connection to them. At fault is the one that
-didn't come. Where stacks of living ranks tell who that is, :mod:`ftrun.launch.culprit` reads them.
+didn't come. Where stacks of living ranks tell who that is, :mod:`ftrun.launch.watching.culprit` reads them.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ftrun.launch import culprit
+from ftrun.launch.watching import culprit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from ftrun.launch.evidence import RankEvidence
+    from ftrun.launch.evidence.model import RankEvidence
 
 _NAMED = re.compile(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier|heard nothing from rank (\d+)", re.IGNORECASE)
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (\d+)")

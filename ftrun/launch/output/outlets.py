@@ -16,8 +16,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from ftrun.launch.output_backlog import Backlog
-from ftrun.launch.output_routes import ERR, OUT, Launcher
+from ftrun.launch.output.backlog import Backlog
+from ftrun.launch.output.routes import ERR, OUT, Launcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +175,7 @@ class Outlets:
 
     @property
     def launcher(self) -> Launcher:
-        """What they are, for :func:`ftrun.launch.output_routes.settle`."""
+        """What they are, for :func:`ftrun.launch.output.routes.settle`."""
         null = self.out is not None and os.fstat(self.out.fd).st_rdev == os.stat(os.devnull).st_rdev
         return Launcher(
             out_terminal=self.out is not None and self.out.terminal,

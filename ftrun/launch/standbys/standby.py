@@ -1,7 +1,8 @@
 """Standbys: parked processes, one for each local rank, that a restart promotes instead of starting Python again.
 
 They are started one after the other, so that they take little from the training that goes on beside them. What they
-import is chosen by :mod:`ftrun.launch.warming`, a promotion that isn't safe is not made, and the worker starts cold.
+import is chosen by :mod:`ftrun.launch.standbys.warming`; a promotion that isn't safe is not made, and the worker starts
+cold.
 
 Standard library only: the first ones start before the agent itself has imported torch.
 """
@@ -12,15 +13,15 @@ import select
 import time
 from typing import TYPE_CHECKING, Self
 
-from ftrun.launch import script_scan, warming
-from ftrun.launch.parking import Command, Fit, Parked, Warmth
+from ftrun.launch.standbys import script_scan, warming
+from ftrun.launch.standbys.parking import Command, Fit, Parked, Warmth
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from ftrun.launch.script_scan import Scan
+    from ftrun.launch.standbys.script_scan import Scan
 
 __all__ = ["Command", "Standbys"]
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftrun import dump, error_file, pulse
-from ftrun.launch import cgroup, dumping, process_state, pyspy, stacks
-from ftrun.launch.evidence import Evidence, RankEvidence
-from ftrun.launch.kernel_log import KernelLog
-from ftrun.launch.tail import last_lines, read_at
+from ftrun.launch.evidence import cgroup, dumping, process_state, pyspy, stacks
+from ftrun.launch.evidence.kernel_log import KernelLog
+from ftrun.launch.evidence.model import Evidence, RankEvidence
+from ftrun.launch.evidence.tail import last_lines, read_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ftrun.launch.process_state import ProcessState
-    from ftrun.launch.watch import Verdict
+    from ftrun.launch.evidence.process_state import ProcessState
+    from ftrun.launch.watching.watch import Verdict
 
 LAST_LINES = 30
 

@@ -1,7 +1,8 @@
 """From evidence to what went wrong: a pure function from :class:`Evidence` to :class:`Failure`.
 
-The root cause is the first cause. Each rank's end is read by itself (:mod:`ftrun.launch.symptoms`), which tells causes
-from consequences; among causes time decides. Then the host's log, and the verdict of the watch, may say more.
+The root cause is the first cause. Each rank's end is read by itself (:mod:`ftrun.launch.failures.symptoms`), which
+tells causes from consequences; among causes time decides. Then the host's log, and the verdict of the watch, may say
+more.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ftrun.contract import RESERVED_CODES, ExitCode
-from ftrun.launch import absent, culprit, fingerprint, host_signs, ranks_end
-from ftrun.launch.kinds import NATURES, Kind
-from ftrun.launch.ranks_end import signal_name
-from ftrun.launch.symptoms import Standing, Symptom
+from ftrun.launch.failures import absent, fingerprint, host_signs, ranks_end
+from ftrun.launch.failures.kinds import NATURES, Kind
+from ftrun.launch.failures.ranks_end import signal_name
+from ftrun.launch.failures.symptoms import Standing, Symptom
+from ftrun.launch.watching import culprit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ftrun.launch.evidence import Evidence, RankEvidence
-    from ftrun.launch.host_signs import HostSigns
+    from ftrun.launch.evidence.model import Evidence, RankEvidence
+    from ftrun.launch.failures.host_signs import HostSigns
 
 __all__ = ["Failure", "Kind", "explain", "shell_code", "signal_name"]
 

@@ -15,15 +15,16 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ftrun import dump
-from ftrun.launch import postmortem_report, pyspy
-from ftrun.launch.tail import read_at
+from ftrun.launch.evidence import pyspy
+from ftrun.launch.evidence import report as postmortem_report
+from ftrun.launch.evidence.tail import read_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from ftrun.launch.evidence import Evidence
-    from ftrun.launch.failure import Failure
+    from ftrun.launch.evidence.model import Evidence
+    from ftrun.launch.failures.failure import Failure
     from ftrun.launch.policy import Decision
     from ftrun.rundir import RunDir
 

@@ -9,8 +9,8 @@ import enum
 import re
 from dataclasses import dataclass
 
-from ftrun.launch import traces
-from ftrun.launch.kinds import Kind
+from ftrun.launch.failures import traces
+from ftrun.launch.failures.kinds import Kind
 
 
 class Standing(enum.IntEnum):

@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.launch.culprit import short, waits_for_others, where
+from ftrun.launch.watching.culprit import short, waits_for_others, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ftrun.launch.evidence import RankEvidence
-    from ftrun.launch.watch import Verdict
-    from ftrun.launch.work import Work
+    from ftrun.launch.evidence.model import RankEvidence
+    from ftrun.launch.watching.watch import Verdict
+    from ftrun.launch.watching.work import Work
 
 _DEBUGGERS = ("/pdb.py:", "/bdb.py:", "/debugpy/", "/pydevd", "/IPython/")
 # Compiled functions run through other frames of these packages; these are there only while something is compiled.

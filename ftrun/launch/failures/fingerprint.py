@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftrun.launch.traces import Frame
+    from ftrun.launch.failures.traces import Frame
 
 _NUM_FRAMES = 2
 _LIBRARIES = ("site-packages/", "dist-packages/", "<frozen ", "<string>", "/torch/", "/lib/python3")

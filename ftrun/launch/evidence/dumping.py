@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun import dump
-from ftrun.launch import process_state, stacks
-from ftrun.launch.tail import read_at
+from ftrun.launch.evidence import process_state, stacks
+from ftrun.launch.evidence.tail import read_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from ftrun.launch.process_state import ProcessState
+    from ftrun.launch.evidence.process_state import ProcessState
 
 # A hundred threads with a hundred frames each are about a megabyte.
 _LARGEST = 2 << 20

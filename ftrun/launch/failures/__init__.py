@@ -1,0 +1,1 @@
+"""From evidence to what went wrong. Pure."""

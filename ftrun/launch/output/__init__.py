@@ -1,0 +1,1 @@
+"""What workers write: log files and the console."""

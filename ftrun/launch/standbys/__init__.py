@@ -1,0 +1,1 @@
+"""Processes that wait with their imports done."""

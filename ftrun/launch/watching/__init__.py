@@ -1,0 +1,1 @@
+"""Whether a worker group makes progress."""
