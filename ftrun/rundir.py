@@ -18,6 +18,7 @@ import contextlib
 import datetime as dt
 import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 
 _MADE_FIRST = ("attempts", "control", "events")
+
+
+def run_name(script: str) -> str:
+    """The name that runs of a script, or of a module with dots, have in common: a plain directory name."""
+    stem = script.rsplit(".", 1)[-1] if "/" not in script and not script.endswith(".py") else Path(script).stem
+    return re.sub(r"[^\w.-]+", "_", stem).strip("._") or "run"
 
 
 def timestamp() -> str:

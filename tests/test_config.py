@@ -417,7 +417,7 @@ def test_a_job_is_frozen():
         ("faults: [{at_step: 1, rank: -1, do: kill}]\n", "1:29: faults.0.rank: must be 0 or more, not -1"),
         (
             "faults: [{at_step: 1, rank: 0, do: kil}]\n",
-            "1:36: faults.0.do: expects 'kill', 'raise', 'exit' or 'hang', not 'kil'",
+            "1:36: faults.0.do: expects 'kill', 'raise', 'exit', 'hang', 'spin', 'stop' or 'segv', not 'kil'",
         ),
         (
             "faults: [{at_step: 1, do: kill}]\n",

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -154,17 +155,20 @@ def test_the_environment_is_completed_and_the_job_files_variables_are_in_it(tmp_
         contract = WorkerContract.from_environment(envs[rank])
         assert contract is not None
         assert contract.worker_dir == str(directory)
-        assert envs[rank]["TORCHELASTIC_ERROR_FILE"] == destination.error_files[rank] == str(directory / "error.json")
+        error_file = Path(envs[rank]["TORCHELASTIC_ERROR_FILE"])
+        assert str(error_file) == destination.error_files[rank]
+        assert error_file.is_relative_to(tmp_path / "torch")
+        error_file.write_text("{}")
+        assert (directory / "error.json").read_text() == "{}"
 
 
-def test_an_error_file_is_found_where_torchruns_options_put_it_too(tmp_path: Path) -> None:
+def test_an_error_file_survives_the_directory_where_torchruns_options_put_it(tmp_path: Path) -> None:
     logs, envs = run_logs(tmp_path, DefaultLogsSpecs(str(tmp_path / "torch"), Std.ALL), None, ranks=2)
     output = logs.output(logs.reify(envs), Tee())
     Path(envs[1]["TORCHELASTIC_ERROR_FILE"]).write_text("{}")
     output.close()
-    (found,) = (tmp_path / "torch").rglob("error.json")
-    assert found.parent.name == "1"
-    assert found.read_text() == "{}"
+    shutil.rmtree(tmp_path / "torch")
+    assert (directories(tmp_path, 2)[1] / "error.json").read_text() == "{}"
 
 
 # --- what the console shows of a stream

@@ -15,6 +15,7 @@ What differs from torch's:
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import time
@@ -88,6 +89,11 @@ class Agent(LocalElasticAgent):
         self._asked_to_leave = False
         self._heard: list[signal.Signals] = []
         self._parked = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether workers were asked to leave while they ran."""
+        return self._asked_to_leave
 
     @property
     def _workers(self) -> Workers | None:
@@ -352,9 +358,12 @@ def _bound(argv: tuple[str, ...], local_rank: int, numa_options: Any) -> tuple[s
         return argv
     from torch.numa import binding
 
-    bound: tuple[str, ...] = binding._maybe_wrap_command_args_with_numa_binding(
-        argv, gpu_index=local_rank, numa_options=numa_options
-    )
+    name = "maybe_wrap_command_args_with_numa_binding"
+    wrap = getattr(binding, f"_{name}", None) or getattr(binding, name, None)
+    if wrap is None:
+        raise UsageError("--numa-binding needs torch 2.10 or newer under ftrun.")
+    index = "device_index" if "device_index" in inspect.signature(wrap).parameters else "gpu_index"
+    bound: tuple[str, ...] = wrap(argv, numa_options=numa_options, **{index: local_rank})
     return bound
 
 

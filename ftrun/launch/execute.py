@@ -147,6 +147,7 @@ class _Help:
 def _supervise(
     plan: LaunchPlan, settings: TorchSettings, help_: _Help, log: events.EventLog, console: Console
 ) -> tuple[str, int]:
+    from torch.distributed.elastic import events as torch_events
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -162,9 +163,12 @@ def _supervise(
     family.adopt_orphans()
     agent.listen()
     close = True
+    handler = settings.config.event_log_handler if hasattr(settings.config, "event_log_handler") else "null"
     try:
         result = agent.run()
+        torch_events.record(agent.get_event_succeeded(), handler)
     except SignalException as stopped:
+        torch_events.record(agent.get_event_failed(), handler)
         # As torch does: closing the rendezvous would keep other nodes from ever meeting there again.
         close = False
         return _after_signal(stopped, agent, director, console)
@@ -209,7 +213,7 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     """With a commit to go on from, being stopped means "run me again"; without one it is the signal's own code."""
     name = signal.Signals(stopped.sigval).name
     codes = agent.exit_codes()
-    if codes and not any(codes) and None not in codes:
+    if codes and not any(codes) and None not in codes and (director.sessions_lead() or not agent.interrupted):
         return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
     step = director.commit_step()
     if step is None:

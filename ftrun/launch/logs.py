@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
@@ -18,6 +17,7 @@ from ftrun.launch.output.attempt import Output
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from ftrun.contract import WorkerContract
     from ftrun.launch.output.outlets import Outlets
@@ -53,7 +53,6 @@ class RunLogs(LogsSpecs):
         self._contract: WorkerContract | None = None
         self._starts = 0
         self._directories: dict[int, Path] = {}
-        self._error_files: dict[Path, Path] = {}
         self.outlets = outlets
 
     def begin(self, contract: WorkerContract, starts: int) -> None:
@@ -80,18 +79,15 @@ class RunLogs(LogsSpecs):
         for environment in envs.values():
             environment["TORCHELASTIC_RESTART_COUNT"] = str(self._starts)  # torch's logs are named by it, too
         destination = self._torch_specs.reify(envs) if self._torch_specs else LogsDest()
-        self._directories, self._error_files = {}, {}
+        self._directories = {}
         for local_rank, environment in envs.items():
             directory = self.worker_dir(int(environment["RANK"]))
             directory.mkdir(parents=True, exist_ok=True)
             self._directories[local_rank] = directory
             pulse.create(directory / "pulse")
-            error_file = str(directory / "error.json")
-            if (asked := destination.error_files.get(local_rank)) and asked != os.devnull:
-                self._error_files[Path(error_file)] = Path(asked)
-            destination.error_files[local_rank] = error_file
             environment.update(self._environment)
-            environment["TORCHELASTIC_ERROR_FILE"] = error_file
+            self._error_file(destination.error_files, local_rank, directory / "error.json")
+            environment["TORCHELASTIC_ERROR_FILE"] = destination.error_files[local_rank]
             environment.update(replace(self._contract, worker_dir=str(directory)).to_environment())
             self._own_file(destination.stdouts, destination.tee_stdouts, local_rank, directory / "stdout.log")
             self._own_file(destination.stderrs, destination.tee_stderrs, local_rank, directory / "stderr.log")
@@ -104,7 +100,15 @@ class RunLogs(LogsSpecs):
 
     def output(self, destination: LogsDest, tee: Tee) -> Output:
         """The output of the attempt that :meth:`reify` was called for last."""
-        return Output(destination, self._directories, tee, self.outlets, self._error_files)
+        return Output(destination, self._directories, tee, self.outlets)
+
+    def _error_file(self, files: dict[int, str], local_rank: int, own: Path) -> None:
+        """An error file lies where torch's options have it, and can be read here; without such options it lies here."""
+        asked = files.get(local_rank, "")
+        if asked in ("", os.devnull):
+            files[local_rank] = str(own)
+        else:
+            own.symlink_to(os.path.abspath(asked))
 
     def _own_file(self, files: dict[int, str], shown: dict[int, str], local_rank: int, own: Path) -> None:
         """A stream that would be the launcher's own, or nobody's, has a file here."""

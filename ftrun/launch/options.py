@@ -163,7 +163,7 @@ class LaunchParser:
         if value is None:
             return value
         if isinstance(value, list):
-            if not isinstance(self._values[name], list):
+            if not isinstance(_typed(action, ""), list):
                 raise ValueError("takes one value, not a list")
             return [str(item) for item in value]
         if isinstance(value, bool):

@@ -21,7 +21,7 @@ from ftrun.contract import WorkerContract
 from ftrun.errors import CheckpointError, ConfigError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
 from ftrun.launch.policy import Limits
-from ftrun.rundir import RUNS, RunDir, timestamp
+from ftrun.rundir import RUNS, RunDir, run_name, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -197,9 +197,12 @@ def _check_script(script: str, launch: Mapping[str, Resolved], cwd: Path) -> Non
     path = cwd / script
     if path.suffix in (".yaml", ".yml"):
         raise UsageError(f"{script} looks like a job file: ftrun -c {script}")
-    if path.is_dir():
-        raise UsageError(f"{script} is a directory, not a script. Name a file in it, or run it as a module with -m.")
-    if not path.is_file():
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise UsageError(
+            f"{script} is a directory without a __main__.py, not a script. Name a file in it, or run it as a module "
+            "with -m."
+        )
+    if not path.exists():
         raise UsageError(f"there is no script {script} in {cwd}. {_near(script, path)}")
 
 
@@ -222,8 +225,7 @@ def _run_dir(line: CommandLine, job: JobFile, script: str, cwd: Path) -> tuple[R
         return RunDir(path), name or path.absolute().name
     if name is not None:
         return RunDir(cwd / RUNS / name), name
-    stem = script.rsplit(".", 1)[-1] if "/" not in script and not script.endswith(".py") else Path(script).stem
-    base = stem or "run"
+    base = run_name(script)
     moment = timestamp()
     candidate, count = f"{base}/{moment}", 1
     while (cwd / RUNS / candidate).exists():

@@ -30,7 +30,7 @@ from ftrun import error_file, events, pulse, rundir
 from ftrun.checkpoint import epochs, layout, reader
 from ftrun.contract import ExitCode, WorkerContract
 from ftrun.goodput import history
-from ftrun.rundir import RUNS, RunDir, timestamp
+from ftrun.rundir import RUNS, RunDir, run_name, timestamp
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -228,4 +228,4 @@ def _script_name() -> str:
     from torch.distributed.run import get_args_parser
 
     parsed: Any = get_args_parser().parse_known_args(sys.argv[1:])[0]
-    return Path(str(parsed.training_script)).stem or "run"
+    return run_name(str(parsed.training_script))

@@ -12,12 +12,14 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 
 from ftrun.launch import family
 from ftrun.launch.standbys.parking import Command
@@ -74,6 +76,7 @@ class Workers(PContext):
     ) -> None:
         # Torch's constructor is passed over: it would make a thread for each file that is shown on the console.
         self._tail_logs: list[Any] = []
+        self._stdout_tail = self._stderr_tail = TailLog("", {}, sys.stdout)  # torch 2.9 starts these
         destination = logs_specs.reify(envs)
         self.error_files: dict[int, str] = destination.error_files
         self._output = output(destination)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import uuid
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ftrun.launch.plan import LaunchPlan
 
 _BOOTSTRAP = "ftrun.session.bootstrap"
+_PROBE_SECONDS = 20.0
 _LOG_OPTIONS = ("log_dir", "redirects", "tee", "local_ranks_filter", "logs_specs")
 
 
@@ -73,9 +75,11 @@ def settle(plan: LaunchPlan) -> TorchSettings:
         config, entrypoint, arguments = config_from_args(namespace)
     except (ValueError, AssertionError, RuntimeError, OSError) as error:
         raise UsageError(f"torch refuses these options: {error or 'no reason given'}") from error
-    entrypoint, arguments = _command(namespace, entrypoint, arguments)
-    signals = getattr(config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(each for each in signals.split(",") if not _ignored(each))
+    bare = namespace.no_python or not _has_ftrun(os.getenv("PYTHON_EXEC", sys.executable))
+    entrypoint, arguments = _command(namespace, entrypoint, arguments, bare=bare)
+    if hasattr(config, "signals_to_handle"):  # torch 2.10 or newer
+        heard = [each for each in config.signals_to_handle.split(",") if not _ignored(each)]
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(heard)
     logs = None if own_files else config.logs_specs
     return TorchSettings(
         config,
@@ -84,8 +88,8 @@ def settle(plan: LaunchPlan) -> TorchSettings:
         logs,
         _agent_options(plan, config),
         one_node=one_node,
-        parkable=not namespace.no_python,
-        notes=_notes(workers),
+        parkable=not bare,
+        notes=_notes(workers, bare=bare and not namespace.no_python),
     )
 
 
@@ -115,25 +119,45 @@ def local_world_size(nproc_per_node: str) -> int:
     return size
 
 
-def _notes(workers: int) -> tuple[str, ...]:
+def _notes(workers: int, *, bare: bool) -> tuple[str, ...]:
     import torch
 
+    notes = []
     gpus = torch.cuda.device_count()  # asks NVML, and makes no context
-    if not 0 < gpus < workers:
-        return ()
-    return (f"{workers} workers, and this node shows {gpus} GPU{'s' if gpus > 1 else ''}: --nproc gpu starts one each",)
+    if 0 < gpus < workers:
+        some = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+        notes.append(f"{workers} workers, and this node shows {some}: --nproc gpu starts one for each")
+    if bare:
+        python = os.environ["PYTHON_EXEC"]
+        notes.append(f"{python} (PYTHON_EXEC) hasn't got ftrun: its workers run without a pulse, stacks and standbys")
+    return tuple(notes)
 
 
-def _command(namespace: argparse.Namespace, entrypoint: Any, arguments: list[str]) -> tuple[str, list[str]]:
-    """The program of a worker and its arguments, with the bootstrap before the script."""
+def _command(
+    namespace: argparse.Namespace, entrypoint: Any, arguments: list[str], *, bare: bool
+) -> tuple[str, list[str]]:
+    """The program of a worker and its arguments, with the bootstrap before the script unless that is ``bare``."""
+    if namespace.run_path and bare:
+        raise UsageError("--run-path needs an interpreter that has ftrun; PYTHON_EXEC names one that hasn't.")
     if namespace.run_path:
         # Torch would have a function run in a process of multiprocessing's; the bootstrap does the same in its own.
         python = os.getenv("PYTHON_EXEC", sys.executable)
         script = [namespace.training_script, *namespace.training_script_args]
         return python, ["-u", "-m", _BOOTSTRAP, "--run-path", *script]
-    if namespace.no_python:
+    if bare:
         return str(entrypoint), arguments
     return str(entrypoint), [arguments[0], "-m", _BOOTSTRAP, *arguments[1:]]
+
+
+def _has_ftrun(python: str) -> bool:
+    """Whether an interpreter that ``PYTHON_EXEC`` names can begin with the bootstrap; of one that isn't there, yes."""
+    if python == sys.executable:
+        return True
+    try:
+        probe = [python, "-c", f"import {_BOOTSTRAP}"]
+        return subprocess.run(probe, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return True
 
 
 def _settle_rendezvous(namespace: argparse.Namespace) -> bool:
@@ -150,6 +174,8 @@ def _settle_rendezvous(namespace: argparse.Namespace) -> bool:
         namespace.rdzv_backend = "c10d"
         namespace.rdzv_endpoint = "localhost:0"
         namespace.rdzv_id = str(uuid.uuid4())
+    if not namespace.rdzv_id:
+        namespace.rdzv_id = str(uuid.uuid4().int)
     if namespace.master_port is None:
         namespace.master_port = 29500
     return bool(one_node)

@@ -65,7 +65,8 @@ def _wrap(function: Callable[..., Any], every: int | None, process_group: bool) 
             with Session.open(every=every, process_group=process_group) as session:
                 return _call(function, session, arguments, named)
         except UsageError as error:
-            if WorkerContract.from_environment(os.environ) is not None:
+            contract = WorkerContract.from_environment(os.environ)
+            if contract is not None and not contract.alone:
                 raise  # the launcher shows it, once for all ranks
             print(f"ftrun: {error}", file=sys.stderr)
             raise SystemExit(2) from None

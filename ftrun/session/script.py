@@ -13,7 +13,7 @@ import zipimport
 
 
 def run_script(path: str, args: list[str]) -> None:
-    """Run a file, or a zipped application, as ``__main__``.
+    """Run a file, or an application in a directory or an archive, as ``__main__``.
 
     ``runpy.run_path`` would do most of this, but takes the module away again before threads and exit handlers of
     the script are done with it, and leaves its own frames in every traceback.
@@ -80,7 +80,9 @@ def fresh_main() -> types.ModuleType:
 
 
 def is_archive(path: str) -> bool:
-    """Whether a script is a zipped application."""
+    """Whether a script is a directory or an archive with a ``__main__`` in it."""
+    if os.path.isdir(path):
+        return True
     try:
         zipimport.zipimporter(path)
     except ImportError:

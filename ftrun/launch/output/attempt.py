@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.launch.output import routes as output_routes
 from ftrun.launch.output import source as output_source
-from ftrun.launch.output.files import LogFile, name_also
+from ftrun.launch.output.files import LogFile, keep, name_also
 from ftrun.launch.output.lines import AsWritten, Prefixed, View, WholeLines
 from ftrun.launch.output.pump import Pump, Stream
 from ftrun.launch.output.routes import ERR, OUT, Route, Tee
@@ -62,7 +62,6 @@ class Output:
         directories: the own directory of each local rank.
         tee: how torch's ``--tee`` shows lines.
         outlets: the launcher's own streams, which outlive this.
-        error_files: where else a rank's error file is expected at the end, by the file itself.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class Output:
         directories: Mapping[int, Path],
         tee: Tee,
         outlets: Outlets,
-        error_files: Mapping[Path, Path] | None = None,
     ) -> None:
         self.routes = output_routes.settle(destination, directories, tee, outlets.launcher)
+        self._directories = directories
         self._outlets = outlets
         shown = {rank for rank, routes in self.routes.items() for route in routes if route.outlet}
         self._alone = len(shown) == 1
@@ -81,7 +80,6 @@ class Output:
         self._streams: list[Stream] = []
         self._pump: Pump | None = None
         self._closed = False
-        self._error_files = error_files or {}
 
     def _open_filtered(self, destination: LogsDest, tee: Tee) -> dict[str, LogFile]:
         wanted = {OUT: (destination.filtered_stdout, tee.stdout_filters)}
@@ -156,6 +154,6 @@ class Output:
         else:
             for each in self._filtered.values():
                 each.close()
-        for file, other in self._error_files.items():
-            name_also(file, other)
+        for directory in self._directories.values():
+            keep(directory / "error.json")
         return done

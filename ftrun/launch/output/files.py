@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -90,3 +91,13 @@ def name_also(file: Path, other: Path) -> None:
             other.symlink_to(target)
         except OSError:
             return
+
+
+def keep(link: Path) -> None:
+    """Make a symbolic link to a file a name of that file, which stays when the other one is removed."""
+    if not link.is_symlink() or not link.is_file():
+        return
+    temporary = link.with_name(f".{link.name}")
+    with contextlib.suppress(OSError):  # on another file system it stays a symbolic link
+        os.link(link.resolve(), temporary)
+        temporary.replace(link)

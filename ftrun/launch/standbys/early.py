@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun.launch.standbys.parking import Command
 from ftrun.launch.standbys.standby import Standbys
-from ftrun.rundir import RUNS, RunDir
+from ftrun.rundir import RUNS, RunDir, run_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -225,6 +225,6 @@ def _record(line: _Line, job: _Job, script: str, cwd: str) -> Path | None:
     elif name:
         places = [Path(cwd, RUNS, name)]
     else:
-        places = sorted(Path(cwd, RUNS, Path(script).stem).glob("*"))[-1:]
+        places = sorted(Path(cwd, RUNS, run_name(script)).glob("*"))[-1:]
     records = [RunDir(each).attempts / "latest" / "n0000" / "r00000" / "imports.json" for each in places]
     return next((each for each in records if each.is_file()), None)
