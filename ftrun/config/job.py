@@ -112,7 +112,7 @@ class JobConfig(Section):
     logs: Logs = Field(default_factory=Logs)
     """What becomes of the workers' output."""
     exit_codes: Literal["ftrun", "torchrun"] = "ftrun"
-    """Exit codes: ftrun tells apart why a run ended; torchrun knows 0 and 1 only."""
+    """Exit codes: ftrun tells apart why a run ended; torchrun knows 0 and 1, and ends with its table of failures."""
     env: Environment = Field(default_factory=empty)
     """Environment variables for the workers."""
     callbacks: tuple[Module, ...] = ()

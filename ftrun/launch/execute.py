@@ -149,6 +149,7 @@ def _supervise(
 ) -> tuple[str, int]:
     from torch.distributed.elastic import events as torch_events
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     from ftrun.launch.director import Director
@@ -194,6 +195,8 @@ def _supervise(
     if decision is None or result is None:
         return "failed", ExitCode.FAILED
     _pass_on_cause(result.failures, director)
+    if plan.job.config.exit_codes == "torchrun" and result.failures and decision.outcome != "stopped":
+        console.print(escape(str(ChildFailedError(plan.script, result.failures))))
     return decision.outcome, decision.exit_code
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 RANKS = 2
 DEADLINE = 90.0
-WARM = 2.0
-"""Seconds of training before a kill, so that what a launcher prepares for it is ready."""
+WARM = (5.0, 7.0)
+"""Seconds of training before a kill, at random between these, so that what a launcher prepares for it is ready."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def _one_job(settings: Settings, launcher: Launcher, series: Series, rng: random
     command = launcher.run(RANKS, launcher.training, "--out", str(folder))
     with started(command, folder, ranks=RANKS, environment=launcher.environment) as job:
         for number in range(late + soon):
-            delay = WARM + rng.random() if number < late else 0.0
+            delay = rng.uniform(*WARM) if number < late else 0.0
             kill = kill_one(job, rng.randrange(RANKS), delay, every=20)
             if kill is None or kill.seconds is None:
                 return how_it_stands(job)

@@ -64,15 +64,16 @@ seen = {
     "umask": os.umask(0o22),
     "read": sys.stdin.read() if "read" in options else None,
 }
+sys.stdout.write(f"out {rank} ünï apple\nout {rank} " + 5_000 * "long" + "\n")
+sys.stderr.write(f"err {rank} orange\n")
+sys.stdout.write(f"\tlast of {rank}" + ("\n" if "end" not in options else ""))
+
+# Last: others take this file as a sign that everything has been written.
 directory = Path("seen")
 directory.mkdir(exist_ok=True)
 temporary = directory / f".{rank}"
 temporary.write_text(json.dumps(seen, default=str), encoding="utf-8", errors="surrogateescape")
 temporary.replace(directory / f"{attempt}-{rank}.json")
-
-sys.stdout.write(f"out {rank} ünï apple\nout {rank} " + 5_000 * "long" + "\n")
-sys.stderr.write(f"err {rank} orange\n")
-sys.stdout.write(f"\tlast of {rank}" + ("\n" if "end" not in options else ""))
 
 while now and "together" in options and len(list(directory.glob(f"{attempt}-*.json"))) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.01)
