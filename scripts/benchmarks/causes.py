@@ -109,8 +109,8 @@ def _under_ftrun(settings: Settings, each: Class, rank: int) -> Named:
     launcher = ftrun("--name", "bench", "--max-restarts", "0")
     code = _fall(launcher, folder, each, rank, DEADLINE)
     for path in sorted((folder / "runs" / "bench" / "postmortem").glob("*/failure.json"))[:1]:
-        document = json.loads(path.read_text())
-        return Named(document.get("rank"), str(document.get("kind")))
+        named = json.loads(path.read_text())["failure"]
+        return Named(named["rank"], named["kind"])
     for event in read_events(folder):
         if event["kind"] == "failed":
             return Named(event["failed_rank"], event["cause"])

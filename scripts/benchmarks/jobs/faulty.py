@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-STEPS = 20
+STEPS = 60
 
 
 class Fault:
@@ -92,7 +92,7 @@ class Fault:
         threading.Event().wait()  # its peers' collective times out, and they fall
 
     def corruption(self) -> None:
-        raise FloatingPointError("loss is nan at step 20")
+        raise FloatingPointError("loss is nan at step 60")
 
     def thermal(self) -> None:
         self.kernel("NVRM: GPU at PCI:0000:5d:00: temperature above threshold, clocks throttled", 4)
