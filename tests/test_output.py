@@ -66,7 +66,9 @@ def run_logs(
     run_dir = RunDir(tmp / "run")
     run_dir.attempts.mkdir(parents=True, exist_ok=True)
     logs = RunLogs(run_dir, specs, show, {"FROM_JOB": "1"}, outlets or Outlets(None, None, tmp))
-    logs.begin(WorkerContract(str(run_dir.path), "r", "root", attempt=1, epoch=1, resume=None, node=0, worker_dir=""))
+    logs.begin(
+        WorkerContract(str(run_dir.path), "r", "root", attempt=1, epoch=1, resume=None, node=0, worker_dir=""), starts=0
+    )
     return logs, {rank: {"RANK": str(rank), "TORCHELASTIC_RUN_ID": "id"} for rank in range(ranks)}
 
 

@@ -178,7 +178,11 @@ def test_a_module_from_the_job(make: Callable[..., LaunchPlan]) -> None:
         ("xyz", None, "there is no script xyz in {cwd}. Check the path."),
         ("nodir/train.py", None, "there is no script nodir/train.py"),
         ("sub/trian.py", None, "Did you mean sub/train.py?"),
-        ("sub", None, "sub is a directory, not a script. Name a file in it, or run it as a module with -m."),
+        (
+            "sub",
+            None,
+            "sub is a directory without a __main__.py, not a script. Name a file in it, or run it as a module with -m.",
+        ),
         ("--no-python no_such_command", None, "no command 'no_such_command' on the PATH"),
         ("--no-python -m pkg", None, "--no-python and --module exclude each other"),
         ("--no-python", "module: pkg.train\n", "--no-python and --module exclude each other"),
