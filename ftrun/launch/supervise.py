@@ -1,0 +1,189 @@
+"""Running the agent to its end, and what its end means: an outcome and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from torch.distributed.elastic import events as torch_events
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, get_error_handler
+from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher import api as launcher
+
+from ftrun.contract import ExitCode
+from ftrun.errors import FtrunError, UsageError
+from ftrun.launch import family, rendezvous
+from ftrun.launch.agent import UNLIMITED_RESTARTS, Agent
+from ftrun.launch.director import Director
+from ftrun.launch.logs import RunLogs
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import RunResult
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from ftrun import events
+    from ftrun.launch.console import Console
+    from ftrun.launch.guard import Guard
+    from ftrun.launch.output.outlets import Outlets
+    from ftrun.launch.plan import LaunchPlan
+    from ftrun.launch.standbys.standby import Standbys
+    from ftrun.launch.torch_config import TorchSettings
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a run has beside the agent and the workers.
+
+    Attributes:
+        guard: outlives the agent if it is killed.
+        standbys: parked processes, some of which may be under way for the first attempt.
+        outlets: the launcher's own streams.
+    """
+
+    guard: Guard
+    standbys: Standbys
+    outlets: Outlets
+
+
+def supervise(
+    plan: LaunchPlan, settings: TorchSettings, beside: Beside, log: events.EventLog, console: Console
+) -> tuple[str, int]:
+    """Run the agent until the run is over.
+
+    Returns:
+        The outcome, as :class:`ftrun.events.RunEnded` has it, and the exit code.
+    """
+    director = Director(plan, log, console)
+    agent, spec = _build(plan, settings, director, beside)
+    _keep_torch_quiet()
+    family.adopt_orphans()
+    agent.listen()
+    handler = getattr(settings.config, "event_log_handler", "null")
+    close = True
+    try:
+        result = agent.run()
+        torch_events.record(agent.get_event_succeeded(), handler)
+    except SignalException as stopped:
+        torch_events.record(agent.get_event_failed(), handler)
+        # As torch does: closing the rendezvous would keep other nodes from ever meeting there again.
+        close = False
+        return _after_signal(stopped, agent, director, console)
+    except (RendezvousError, FtrunError, OSError) as error:
+        torch_events.record(agent.get_event_failed(), handler)
+        return _after_error(error, plan, console)
+    finally:
+        director.close()
+        if close:
+            with contextlib.suppress(RendezvousError):
+                spec.rdzv_handler.shutdown()
+    return _after_end(result, plan, director, console)
+
+
+def _keep_torch_quiet() -> None:
+    """Torch's own words on a failure name a rank by guess; ftrun says it with the cause. ``LOGLEVEL`` wants them."""
+    if "LOGLEVEL" in os.environ:
+        return
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _after_error(error: RendezvousError | FtrunError | OSError, plan: LaunchPlan, console: Console) -> tuple[str, int]:
+    if isinstance(error, RendezvousError):
+        console.warn(f"the nodes did not meet: {error or type(error).__name__}. Check --rdzv-endpoint and --nnodes.")
+        return "failed", ExitCode.FAILED
+    if isinstance(error, FtrunError):
+        for line in str(error).splitlines():
+            console.say(f"[red]{escape(line)}[/]")
+        return "failed", ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
+    console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
+    console.say("The launcher can't go on without it. Make room or mend it, and start again.")
+    return "failed", ExitCode.FAILED
+
+
+def _after_end(result: RunResult | None, plan: LaunchPlan, director: Director, console: Console) -> tuple[str, int]:
+    if result is not None and not result.is_failed():
+        return director.outcome_of_success(), ExitCode.OK
+    decision = director.decision
+    if decision is None or result is None:
+        return "failed", ExitCode.FAILED
+    _pass_on_cause(result.failures, director)
+    if plan.job.config.exit_codes == "torchrun" and result.failures and decision.outcome != "stopped":
+        console.print(escape(str(ChildFailedError(plan.script, result.failures))))
+    return decision.outcome, decision.exit_code
+
+
+def _pass_on_cause(failures: dict[int, ProcessFailure], director: Director) -> None:
+    """Copy the root cause to the error file that whoever started ftrun asked for, as ``torchrun`` does."""
+    cause = failures.get(director.rank_at_fault)
+    if cause is None or not os.path.isfile(cause.error_file):
+        return
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # the worker's file can hold anything
+            get_error_handler().dump_error_file(cause.error_file, cause.exitcode)
+
+
+def _after_signal(stopped: SignalException, agent: Agent, director: Director, console: Console) -> tuple[str, int]:
+    """With a commit to go on from, being stopped means "run me again"; without one it is the signal's own code."""
+    name = signal.Signals(stopped.sigval).name
+    codes = agent.exit_codes()
+    if codes and not any(codes) and None not in codes and (director.sessions_lead() or not agent.interrupted):
+        return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
+    step = director.commit_step()
+    if step is None:
+        console.say(f"[yellow]■[/] stopped by {name}, before there was a checkpoint")
+        return "interrupted", 128 + int(stopped.sigval)
+    saved = all(code == ExitCode.TRY_AGAIN for code in codes) and bool(codes)
+    how = "saved and stopped" if saved else "stopped without a last save"
+    console.say(f"[yellow]■[/] {how} on {name}; {director.how_to_continue} from step {step:,}")
+    return "stopped", ExitCode.TRY_AGAIN
+
+
+def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, beside: Beside) -> tuple[Agent, WorkerSpec]:
+    config = settings.config
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    master_addr, master_port = launcher._get_addr_and_port(parameters)
+    # Fields that torch's configuration and worker specification share, in the versions that have them.
+    shared = ("event_log_handler", "numa_options", "duplicate_stdout_filters", "duplicate_stderr_filters")
+    optional: dict[str, Any] = {
+        name: getattr(config, name) for name in (*shared, "virtual_local_rank") if hasattr(config, name)
+    }
+    make_handler = rendezvous.creator if settings.one_node else registry.get_rendezvous_handler
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=settings.entrypoint,
+        args=tuple(settings.arguments),
+        rdzv_handler=make_handler(parameters),
+        max_restarts=plan.limits.max_restarts or 0 if plan.limits.exactly else UNLIMITED_RESTARTS,
+        monitor_interval=1e-6,  # torch sleeps that long; the agent waits for what happens instead
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        **optional,
+    )
+    tee = plan.job.config.logs.tee
+    shown = None if tee == "all" else set(tee)
+    logs = RunLogs(plan.run_dir, settings.logs, shown, plan.job.config.env, beside.outlets)
+    wanted = plan.job.config.standby
+    standbys = beside.standbys
+    standbys.configure(enabled=wanted.enabled and settings.parkable, exclude=wanted.exclude)
+    interval = min(max(config.monitor_interval, 0.01), 1.0)
+    agent = Agent(spec, logs, director, beside.guard, standbys, interval=interval, **settings.agent_options)
+    return agent, spec
