@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ftrun.launch.standbys.standby import Standbys
+
+NOT_A_RUN = ("status", "ckpt", "config", "--help", "--version")
+"""First words of command lines that start no workers."""
 
 
 def main() -> None:
     """Run the command line."""
     _open_standard_streams()
     try:
-        from ftrun.cli.app import app
+        # Before everything else: the workers' imports take longest, and can go on beside this process's own.
+        with _workers_under_way(sys.argv[1:]) as standbys:
+            from ftrun.cli.app import app
 
-        app()
+            app(obj=standbys)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _workers_under_way(arguments: list[str]) -> contextlib.AbstractContextManager[Standbys | None]:
+    if not arguments or arguments[0] in NOT_A_RUN:
+        return contextlib.nullcontext()
+    from ftrun.launch.standbys import early
+
+    return early.begin(arguments, os.environ)
 
 
 def _open_standard_streams() -> None:

@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "top": set(),
 }
 # The package's front door hands out names of other rooms, and the program starts the command line.
-DOORS = {"ftrun": {"session", "data"}, "ftrun.__main__": {"cli"}}
+DOORS = {"ftrun": {"session", "data"}, "ftrun.__main__": {"cli", "launch"}}
 
 
 @pytest.mark.parametrize("name", MODULES)

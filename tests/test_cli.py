@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ftrun import __version__, events, rundir
+from ftrun.__main__ import NOT_A_RUN
 from ftrun.checkpoint import epochs
 from ftrun.checkpoint.layout import Root
 from ftrun.cli.app import app
@@ -112,6 +113,11 @@ def test_as_a_program() -> None:
 
 
 # --- the default command
+
+
+def test_commands_that_start_no_workers_are_known_before_the_command_line_is_read() -> None:
+    commands = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    assert commands == {"run", *(word for word in NOT_A_RUN if not word.startswith("-"))}
 
 
 def test_help_names_the_commands() -> None:

@@ -118,6 +118,17 @@ def test_the_same_failure_at_the_same_step_ends_the_run_the_third_time(runner: R
 
 
 @pytest.mark.slow
+def test_the_same_failure_at_the_same_step_goes_one_commit_further_back(runner: Runner) -> None:
+    result = runner.run(
+        "--name", "back", "--set", "restart.backoff.first=10ms", SMALL, "--raise-at", "13", "--total", "20"
+    )
+    assert result.code == 76, result
+    assert [each.event.resume_step for each in of(runner, "back", events.AttemptStarted)] == [0, 10, 5]
+    assert "one commit further back" in result.err
+    assert "for the third time" in result.err
+
+
+@pytest.mark.slow
 def test_max_restarts_on_the_command_line_means_exactly_that(runner: Runner) -> None:
     result = runner.run("--max-restarts", "1", "--name", "counted", SMALL, "--raise-at", "3")
     assert result.code == 1, result

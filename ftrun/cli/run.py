@@ -18,24 +18,23 @@ if TYPE_CHECKING:
 
 def run(ctx: typer.Context) -> None:
     """Run a training script on this node; the default command. `ftrun run --help` lists all options."""
-    from ftrun.launch.standbys import early
+    from ftrun.cli.app import fail
+    from ftrun.launch import options, plan
+    from ftrun.launch.execute import execute
+    from ftrun.launch.standbys.standby import Standbys
 
-    with early.begin(ctx.args, os.environ) as standbys:
-        from ftrun.cli.app import fail
-        from ftrun.launch import options, plan
-        from ftrun.launch.execute import execute
-
-        try:
-            parser = options.LaunchParser()
-            line = parser.parse(ctx.args)
-            made = plan.make(line, parser, os.environ, cwd=Path.cwd())
-            if line.dry_run:
-                _show(made, as_json=line.json)
-                return
-            code = execute(made, sys.argv, standbys)
-        except FtrunError as error:
-            fail(error)
+    try:
+        parser = options.LaunchParser()
+        line = parser.parse(ctx.args)
+        made = plan.make(line, parser, os.environ, cwd=Path.cwd())
+        if line.dry_run:
+            _show(made, as_json=line.json)
             return
+        with ctx.obj or Standbys() as standbys:
+            code = execute(made, sys.argv, standbys)
+    except FtrunError as error:
+        fail(error)
+        return
     raise SystemExit(code)
 
 

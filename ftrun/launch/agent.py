@@ -51,6 +51,9 @@ UNLIMITED_RESTARTS = 1_000_000
 _CAUSE_SECONDS = 0.5
 """How long to wait for a rank that is at fault to end, when all that has ended fell with it."""
 
+_STEADY_SECONDS = 0.4
+"""Between two looks at the pulses of a group that has made its first steps; the end of a process is seen at once."""
+
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -89,6 +92,7 @@ class Agent(LocalElasticAgent):
         self._asked_to_leave = False
         self._heard: list[signal.Signals] = []
         self._parked = False
+        self._busy = True
 
     @property
     def interrupted(self) -> bool:
@@ -123,6 +127,7 @@ class Agent(LocalElasticAgent):
         self._stopping_since = None
         self._asked_to_leave = False
         self._parked = False
+        self._busy = True
         with _processes_made_by(self._make_workers):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._guard.watch(pids.values())
@@ -164,7 +169,7 @@ class Agent(LocalElasticAgent):
         workers = self._workers
         if workers is None:
             raise AssertionError("workers are started before they are watched")
-        workers.look(self._interval)
+        workers.look(self._interval if self._busy else max(self._interval, _STEADY_SECONDS))
         self._forward()
         if workers.failed:
             if self._leaving_in_order(workers):
@@ -176,6 +181,7 @@ class Agent(LocalElasticAgent):
         if evidence is not None:
             return self._fall(worker_group, workers, evidence)
         self._keep_standbys(worker_group, workers)
+        self._busy = not self._parked or self._director.clock.running or self._standbys.warming
         return RunResult(state=WorkerState.HEALTHY)
 
     def _hang(self, worker_group: WorkerGroup, workers: Workers) -> Evidence | None:
@@ -209,6 +215,8 @@ class Agent(LocalElasticAgent):
 
     def _keep_standbys(self, worker_group: WorkerGroup, workers: Workers) -> None:
         """Once all ranks have made a step, park processes for the next attempt; one is warmed at a time."""
+        if self._remaining_restarts <= 0:
+            self._parked = True  # with --max-restarts used up nobody will need them
         if not self._parked and self._director.all_stepped():
             self._parked = True
             self._standbys.learn(self._run_logs.worker_dir(worker_group.workers[0].global_rank) / "imports.json")

@@ -71,11 +71,18 @@ _LOST_A_PEER = _rule(
     r"gloo[^ ]*[\\/]transport.*(connection (closed|reset|refused)|broken pipe|socket closed|no route to host)"
     r"|DistNetworkError(?!.*EADDRINUSE)|ncclRemoteError|remote process exited|NCCL.*aborted"
     r"|socketProgress.*closed|ncclSystemError.*(connection|socket|closed|reset|refused|unreachable)"
-    r"|NCCL.*system error|NET/IB ?:.*(completion|timeout)|connectFullMesh|RendezvousClosedError"
+    r"|NCCL.*system error|connectFullMesh|RendezvousClosedError"
     r"|RendezvousConnectionError|lost the store of its group|recvValue failed|sendBytes failed"
     r"|Connection was likely closed|remote server shutdown or crash",
     "another rank was gone",
     Standing.LOST_A_PEER,
+)
+# The adapter of this rank gave up on another one: nearer to the cause than a peer whose connection was closed.
+_ADAPTER_GAVE_UP = _rule(
+    Kind.UNKNOWN,
+    r"NET/IB ?:.*(completion|timeout)|IBV_WC_(RETRY_EXC|RNR_RETRY_EXC|WR_FLUSH|REM_OP)_ERR",
+    "its network adapter gave up on another rank",
+    Standing.LOST_A_CONNECTION,
 )
 _LOST_A_CONNECTION = _rule(
     Kind.CODE_ERROR,
@@ -109,7 +116,13 @@ _RULES = [
         r"|no kernel image is available",
         "this torch, the driver and the GPU don't go together",
     ),
+    _rule(
+        Kind.HARDWARE,
+        r"\bibv_\w+ failed|IBV_EVENT_DEVICE_FATAL|ncclSystemError.*input/output error",
+        "the network adapter reports a fault",
+    ),
     _WAITED,
+    _ADAPTER_GAVE_UP,
     _LOST_A_PEER,
     _rule(
         Kind.HOST_OUT_OF_MEMORY,

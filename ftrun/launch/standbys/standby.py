@@ -1,14 +1,15 @@
 """Standbys: parked processes, one for each local rank, that a restart promotes instead of starting Python again.
 
-They are started one after the other, so that they take little from the training that goes on beside them. What they
-import is chosen by :mod:`ftrun.launch.standbys.warming`; a promotion that isn't safe is not made, and the worker starts
-cold.
+On a small machine they are started one after the other, to take little from the training that goes on beside them.
+What they import is chosen by :mod:`ftrun.launch.standbys.warming`; a promotion that isn't safe is not made, and the
+worker starts cold.
 
 Standard library only: the first ones start before the agent itself has imported torch.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from typing import TYPE_CHECKING, Self
@@ -91,6 +92,11 @@ class Standbys:
             self._end([self._parked.pop(local_rank)])
         self._wanted[local_rank] = command
 
+    @property
+    def warming(self) -> bool:
+        """Whether some are still to be started, or to finish their imports."""
+        return bool(self._wanted) or any(not each.warm for each in self._parked.values())
+
     def tick(self) -> None:
         """Go on: one standby at a time. Called about ten times a second; costs next to nothing."""
         for local_rank, each in list(self._parked.items()):
@@ -103,7 +109,10 @@ class Standbys:
             self.start(*next(iter(self._wanted.items())))
 
     def _busy(self) -> bool:
-        return any(not each.warm and each.age < _WARM_UP_SECONDS for each in self._parked.values())
+        warming = sum(not each.warm and each.age < _WARM_UP_SECONDS for each in self._parked.values())
+        # They must not take the processors that the workers need; a large machine has enough for all of them at once.
+        spare = (os.cpu_count() or 1) - len(self._parked) - len(self._wanted)
+        return warming >= max(1, spare // 4)
 
     def _replace(self, local_rank: int, parked: Parked) -> None:
         """Start another one, without the package whose import has made this one useless."""

@@ -1,0 +1,110 @@
+"""The agent is killed with SIGKILL, again and again, while the machine is busy: nothing stays, and the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from conftest import SCRIPTS, eventually
+
+from ftrun import events
+from ftrun.goodput import history
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conftest import Runner
+
+KILLS = int(os.environ.get("FTRUN_TEST_KILLS", "8"))
+SMALL = SCRIPTS / "small.py"
+
+# Starts what hides best: a child in a session of its own, and a daemon.
+_WITH_CHILDREN = """
+import os, runpy, subprocess, sys, time
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+subprocess.Popen(sleeper)
+subprocess.Popen(sleeper, start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, sleeper)
+    os._exit(0)
+os.wait()
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    spinners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    yield
+    for each in spinners:
+        each.kill()
+        each.wait(10)
+
+
+def _of_this_test(place: Path) -> list[int]:
+    """Processes whose environment names the run directory: workers, standbys and all that they started."""
+    mark = str(place).encode()
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes() and process.status() != "zombie":
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(30 * KILLS + 120)
+@pytest.mark.usefixtures("busy")
+def test_an_agent_killed_again_and_again_leaves_nothing_and_the_run_goes_on(runner: Runner) -> None:
+    script = runner.cwd / "with_children.py"
+    script.write_text(_WITH_CHILDREN)
+    command = ("--nproc", "2", "--name", "hunted", script, SMALL, "--total", "4000", "--pace", "0.02", "--workers", "1")
+    chance = random.Random(7)
+    steps = []
+    for kill in range(1, KILLS + 1):
+        started = runner.start(*command)
+        eventually(lambda kill=kill: _launches(runner) == kill and _stepped(runner), 60, f"steps before kill {kill}")
+        time.sleep(chance.uniform(0.0, 1.0))  # a random moment is the point
+        pid = started.process.pid
+        family = psutil.Process(pid).children(recursive=True)
+        os.kill(pid, signal.SIGKILL)
+        started.process.wait(10)
+        eventually(lambda family=family: not any(_lives(each) for each in family), 20, "the end of its children")
+        eventually(lambda: not _of_this_test(runner.cwd / "runs" / "hunted"), 20, "the end of all of them")
+        assert runner.json("status", "hunted", "--json")["state"] == "dead"
+        steps.append(history.load(runner.run_dir("hunted")).step)
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _launches(runner: Runner) -> int:
+    return sum(isinstance(each.event, events.RunStarted) for each in runner.events("hunted"))
+
+
+def _stepped(runner: Runner) -> bool:
+    last = None
+    for each in runner.events("hunted"):
+        if isinstance(each.event, events.RunStarted):
+            last = None
+        elif isinstance(each.event, events.Step):
+            last = each
+    return last is not None
