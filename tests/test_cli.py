@@ -171,7 +171,7 @@ def test_a_script_that_is_called_like_a_misspelt_command() -> None:
     Path("statu").write_text("")
     assert ftrun("--dry-run", "statu").exit_code == 0
     Path("ckpts").mkdir()
-    assert "ckpts is a directory, not a script" in ftrun("ckpts").stderr
+    assert "ckpts is a directory without" in ftrun("ckpts").stderr
 
 
 def test_help_of_run_is_torchs_with_ours() -> None:
