@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import inspect
 import io
 import os
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import api as processes
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-from torch.distributed.launcher import api as launcher
 from torch.distributed.run import get_args_parser
 
 from ftrun.errors import ConfigError
@@ -334,19 +327,6 @@ def test_private_names_of_pythons_that_we_rely_on() -> None:
     need(list(inspect.signature(run).parameters) == ["mod_name", "alter_argv"], "its signature", "script.py", "Python")
 
 
-def test_private_names_of_torchs_rendezvous_that_we_rely_on() -> None:
-    where = "fresh_store in ftrun/launch/agent.py"
-    text = inspect.getsource(DynamicRendezvousHandler)
-    for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
-        need(f"self.{name}" in text, f"DynamicRendezvousHandler.{name}", where)
-        need(f"self.{name} is None" in text, f"that a {name} of None makes a new store", where)
-    static = StaticTCPRendezvous("localhost", 0, 0, 1, "run", 1)
-    need(hasattr(static, "_store"), "StaticTCPRendezvous._store", where)
-    need("if not self._store" in inspect.getsource(StaticTCPRendezvous), "that it makes a new store for None", where)
-    need(static.get_backend() == "static", "the backend's name 'static'", where)
-    need(hasattr(launcher, "_get_addr_and_port"), "launcher.api._get_addr_and_port", "ftrun/launch/execute.py")
-
-
 def test_a_fresh_store_is_made_for_each_round() -> None:
     class Dynamic:
         _bootstrap_store_info = _shared_tcp_store_server = "held"
@@ -361,30 +341,3 @@ def test_a_fresh_store_is_made_for_each_round() -> None:
     static._store = "held"
     agent.fresh_store(static)
     assert static._store is None
-
-
-def test_private_methods_of_torchs_agent_that_we_override() -> None:
-    where = "ftrun/launch/agent.py"
-    theirs = {name for base in LocalElasticAgent.__mro__ for name in vars(base)}
-    tree = ast.parse(Path(agent.__file__).read_text())
-    called = {
-        node.func.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_super(node.func.value)
-    } - {"__init__"}
-    assert called >= {"_rendezvous", "_start_workers", "_monitor_workers"}
-    for name in sorted(called):
-        need(name in theirs, f"LocalElasticAgent.{name}", where)
-        theirs_takes = list(inspect.signature(getattr(LocalElasticAgent, name)).parameters)
-        need(theirs_takes[:1] == ["self"], f"LocalElasticAgent.{name}(self, ...)", where)
-    for name in ("_rendezvous", "_start_workers", "_monitor_workers"):
-        takes = list(inspect.signature(getattr(LocalElasticAgent, name)).parameters)
-        need(takes == ["self", "worker_group"], f"LocalElasticAgent.{name}(worker_group)", where)
-    for base, name in ((LocalElasticAgent, "_pcontext"), (SimpleElasticAgent, "_remaining_restarts")):
-        need(f"self.{name}" in inspect.getsource(base), f"{base.__name__}.{name}", where)
-    need("self.subprocess_handlers" in inspect.getsource(processes.SubprocessContext), "subprocess_handlers", where)
-    need({"store", "group_rank", "workers", "spec"} <= set(WorkerGroup.__slots__), "WorkerGroup's fields", where)
-
-
-def _is_super(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
