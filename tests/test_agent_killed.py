@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from conftest import Runner
 
-KILLS = int(os.environ.get("FTRUN_TEST_KILLS", "8"))
+KILLS = int(os.environ.get("FTRUN_TEST_KILLS", "4"))
 SMALL = SCRIPTS / "small.py"
 
 # Starts what hides best: a child in a session of its own, and a daemon.

@@ -1,4 +1,4 @@
-"""Kills one of its ranks in each of its first fifty attempts, a step after a commit, and then ends well."""
+"""Kills one of its ranks in each of its first attempts, a step after a commit, and then ends well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import ftrun
 
-KILLS = 50
+KILLS = int(os.environ["OFTEN"])
 
 
 @ftrun.entrypoint(every=1)
