@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,14 @@ def _workers_under_way(arguments: list[str]) -> contextlib.AbstractContextManage
         return contextlib.nullcontext()
     from ftrun.launch.standbys import early
 
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _not_yet)  # the agent has a better use for them, when it is there
     return early.begin(arguments, os.environ)
+
+
+def _not_yet(number: int, _frame: object) -> None:
+    os.write(2, f"ftrun  ! {signal.Signals(number).name} is ignored: the run is only starting\n".encode())
 
 
 def _open_standard_streams() -> None:

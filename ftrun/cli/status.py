@@ -118,7 +118,7 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
                 "cause": fall.what.cause,
                 "rank": fall.what.failed_rank,
                 "message": fall.what.message,
-                "seconds_to_training": fall.training_again - fall.time if fall.training_again else None,
+                "seconds_to_training": fall.seconds_to_training,
             }
             for fall in past.falls
         ],

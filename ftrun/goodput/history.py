@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,21 @@ class Fall:
         time: when it was noticed, seconds since 1970.
         what: the event.
         training_again: when the next attempt of the same launcher completed its first step, or None.
+        recovery: seconds from the failure itself, which came before it was noticed, to that step, or None.
     """
 
     attempt: int
     time: float
     what: events.Failed
     training_again: float | None = None
+    recovery: float | None = None
+
+    @property
+    def seconds_to_training(self) -> float | None:
+        """How long it took to train again; None if it didn't."""
+        if self.recovery is not None:
+            return self.recovery
+        return self.training_again - self.time if self.training_again is not None else None
 
 
 @dataclass
@@ -127,6 +137,12 @@ class History:
             self._recovering = event.restart
             self._exact_step = None
             self.step = max(self.step, event.step)
+        else:
+            self._launcher_says(event)
+
+    def _launcher_says(self, event: events.Event) -> None:
+        if isinstance(event, events.Recovered) and self.falls:
+            self.falls[-1] = dataclasses.replace(self.falls[-1], recovery=event.total)
         elif isinstance(event, events.RunEnded):
             self.outcome, self.exit_code = event.outcome, event.exit_code
             # Workers that all end well before their total (a time limit in the script, say) have not finished the run.
@@ -160,7 +176,7 @@ class History:
         if self._recovering:
             self._recovering = False
             fall = self.falls[-1]
-            self.falls[-1] = Fall(fall.attempt, fall.time, fall.what, record.time)
+            self.falls[-1] = dataclasses.replace(fall, training_again=record.time)
         loss = event.metrics.get("loss")
         if loss is not None:
             self.losses.append((event.step, loss))

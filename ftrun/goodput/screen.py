@@ -56,7 +56,8 @@ def _lines(history: History, where: str) -> Iterator[str]:
 
 def _fall(fall: Fall) -> str:
     message = headline(fall.what.message)
-    again = f"; training again after {format_duration(fall.training_again - fall.time)}" if fall.training_again else ""
+    seconds = fall.seconds_to_training
+    again = f"; training again after {format_duration(seconds)}" if seconds is not None else ""
     return f"step {fall.what.step:,}: {message}{again}"
 
 

@@ -30,12 +30,21 @@ _TAIL_BYTES = 16_384
 
 @dataclass(frozen=True)
 class Start:
-    """Where an attempt starts: the commit, its step and how many ranks wrote it; and whether the run starts at all."""
+    """Where an attempt starts.
+
+    Attributes:
+        resume: the commit, or None.
+        step: its step.
+        world_size: how many ranks wrote it.
+        first: the run starts at all.
+        session: there was a Session in the attempt before, so that commits are to be expected.
+    """
 
     resume: str | None
     step: int
     world_size: int | None
     first: bool
+    session: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,8 +92,12 @@ class Console:
         workers = f"{world_size} worker" + ("s" if world_size != 1 else "") + changed
         if start.resume is not None:
             begin = f"resumes from step {start.step:,} [dim]({start.resume})[/]"
+        elif start.first:
+            begin = "starts fresh"
+        elif start.session:
+            begin = "from the start: there is no commit to resume from"
         else:
-            begin = "starts fresh" if start.first else "from the start: there is no commit to resume from"
+            begin = "starts the script anew; where it resumes is its own business"
         self.say(f"[green]▶[/] attempt {attempt}: {workers}, {begin}")
 
     def failed(self, what: Failure, decision: Decision, fall: Fall) -> None:

@@ -65,6 +65,7 @@ class Director:
         self._ranks: list[int] = []
         self._lost = 0
         self._made_a_step = False
+        self._had_session = True
         self.clock = Clock()
         self.decision: Decision | None = None
         self.rank_at_fault = -1
@@ -95,7 +96,7 @@ class Director:
     def workers_started(self, pids: dict[int, Any], world_size: int) -> None:
         """Record the start of an attempt."""
         self._ranks = sorted(pids)
-        self._record.started(self._current, pids, world_size)
+        self._record.started(self._current, pids, world_size, session=self._had_session)
 
     # While it runs
 
@@ -167,6 +168,7 @@ class Director:
             stuck: processes that could not be killed.
         """
         self._made_a_step = self._made_a_step or self._steps_made()
+        self._had_session = self.sessions_lead() or not self._steps_made()
         what = failure.explain(evidence)
         self.rank_at_fault = what.rank
         if what.kind is Kind.CORRUPT_CHECKPOINT:

@@ -57,7 +57,7 @@ def _execute(
         if plan.finished and not plan.contract.allow_new_total:
             console.say(
                 f"[green]✓[/] {plan.run_id} is finished; its run is in {console.short(plan.run_dir.path)}. "
-                "Start over with --fresh."
+                "Start over with --fresh, or go on to another total with --allow-new-total."
             )
             return ExitCode.OK
         _prepare(plan, console)

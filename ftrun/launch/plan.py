@@ -143,7 +143,8 @@ def check_launch(parser: LaunchParser, options: Mapping[str, LaunchValue]) -> di
     problems = {}
     for name, value in options.items():
         if name not in parser.names:
-            close = difflib.get_close_matches(name, parser.names, n=1)
+            begins = [each for each in parser.names if each.startswith(name)]
+            close = begins[:1] or difflib.get_close_matches(name, parser.names, n=1)
             problems[name] = "no such option of torchrun" + (f"; did you mean '{close[0]}'?" if close else "")
             continue
         try:

@@ -58,6 +58,9 @@ class AttemptLogs(LogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
+        # Torch keeps one store for all attempts, and workers would meet the addresses of dead ones in it. Read by torch
+        # when the nodes meet, after this.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
         self._lead: _Lead | None = None
         self._starts = 0
 

@@ -37,8 +37,15 @@ class Record:
         self._attempt, self._node = attempt, node
         self._log = events.EventLog(self._plan.run_dir.events(node), attempt=attempt)
 
-    def started(self, current: Round, pids: Mapping[int, int], world_size: int) -> None:
-        """The workers are running; ``pids`` by global rank."""
+    def started(self, current: Round, pids: Mapping[int, int], world_size: int, *, session: bool) -> None:
+        """The workers are running.
+
+        Args:
+            current: what was settled for the attempt.
+            pids: of the workers, by global rank.
+            world_size: number of workers on all nodes.
+            session: the attempt before had a Session.
+        """
         self._local_ranks = {rank: local_rank for local_rank, rank in enumerate(sorted(pids))}
         self._log.write(
             events.AttemptStarted(
@@ -49,7 +56,8 @@ class Record:
                 pids={str(rank): int(pid) for rank, pid in pids.items()},
             )
         )
-        start = Start(current.resume, current.resume_step, current.resume_world, first=current.attempt == 1)
+        first = current.attempt == 1
+        start = Start(current.resume, current.resume_step, current.resume_world, first=first, session=session)
         self._console.attempt_started(current.attempt, world_size, start)
 
     def stopped(self, what: Failure, decision: Decision, where: str) -> None:

@@ -139,7 +139,8 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
         return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
     step = director.commit_step()
     if step is None:
-        console.say(f"[yellow]■[/] stopped by {name}, before there was a checkpoint")
+        before = ", before there was a checkpoint" if director.sessions_lead() else ""
+        console.say(f"[yellow]■[/] stopped by {name}{before}")
         return "interrupted", 128 + int(stopped.sigval)
     saved = all(code == ExitCode.TRY_AGAIN for code in codes) and bool(codes)
     how = "saved and stopped" if saved else "stopped without a last save"

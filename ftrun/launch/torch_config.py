@@ -94,9 +94,11 @@ def settle(plan: LaunchPlan) -> TorchSettings:
 
 
 def _ignored(name: str) -> bool:
-    """Whether this process was started with a signal ignored, as ``nohup`` does: it stays so."""
-    number = getattr(signal, name.strip(), None)
-    return isinstance(number, signal.Signals) and signal.getsignal(number) is signal.SIG_IGN
+    """Whether ``nohup`` asks that the end of a terminal be ignored.
+
+    A shell has its background jobs ignore SIGINT and SIGQUIT, too; sent by hand, they are heard as under torchrun.
+    """
+    return name.strip() == "SIGHUP" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def local_world_size(nproc_per_node: str) -> int:

@@ -166,7 +166,9 @@ def _files(places: Mapping[int, str], copies: Sequence[str]) -> Iterator[str]:
 
 def _end(rank: RankEvidence) -> str:
     if rank.exit_code is None:
-        return "was dead and not yet seen" if rank.state in ("Z", "X") else "still ran"
+        if rank.state in ("Z", "X"):
+            return "was dead and not yet seen"
+        return "was ending" if rank.error is not None else "still ran"
     if rank.exit_code < 0:
         return f"ended by {signal_name(-rank.exit_code)}"
     return f"exited with code {rank.exit_code}"

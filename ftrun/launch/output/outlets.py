@@ -48,6 +48,7 @@ class Outlet:
         self._closing = False
         self._come = 0
         self._writing = 0
+        self.at_line_start = True
 
     def put(self, data: bytes) -> None:
         """Show bytes when those before have been shown."""
@@ -58,6 +59,7 @@ class Outlet:
                 return
             self._backlog.put(data)
             self._come += len(data)
+            self.at_line_start = data.endswith(b"\n")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="ftrun-console", daemon=True)
                 self._thread.start()
@@ -139,6 +141,8 @@ class _Text(io.TextIOBase):
         self._outlet = outlet
 
     def write(self, text: str) -> int:
+        if text and not self._outlet.at_line_start:
+            self._outlet.put(b"\n")  # a progress bar, or a prompt, stays as it is
         self._outlet.put(text.encode(errors="replace"))
         return len(text)
 
