@@ -625,3 +625,9 @@ def test_codes_that_only_ftrun_may_mean() -> None:
 
 def test_names_of_signals() -> None:
     assert (signal_name(9), signal_name(15), signal_name(250)) == ("SIGKILL", "SIGTERM", "signal 250")
+
+
+def test_a_text_that_is_no_unicode_is_explained_like_any_other() -> None:
+    said = ErrorRecord("ValueError: cannot decode caf\udce9.jpg", "ValueError: cannot decode caf\udce9.jpg", 10.5)
+    ranks = (RankEvidence(0, exit_code=1, exited_at=10.6, error=said),)
+    assert explain(Evidence(ranks)).fingerprint

@@ -230,14 +230,13 @@ def test_a_warning_and_the_end_that_follows_are_not_two_requests(request_of_rank
 
 def test_a_wish_to_save_counts_once(request_of_rank_0: StopRequest) -> None:
     alone = Agreement(Place(), None, first_point=1)
-    never = -float("inf")
-    assert not request_of_rank_0.save_wanted(alone, never)
+    assert not request_of_rank_0.save_wanted(alone)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert request_of_rank_0.save_wanted(alone, never)
-    assert not request_of_rank_0.save_wanted(alone, never)
+    assert request_of_rank_0.save_wanted(alone)
+    assert not request_of_rank_0.save_wanted(alone)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert not request_of_rank_0.save_wanted(alone, saved=time.monotonic())  # met already
+    assert not request_of_rank_0.save_wanted(alone)  # met already
     assert request_of_rank_0.heard(alone) is None
 
 

@@ -169,7 +169,7 @@ class Director:
         """
         self._made_a_step = self._made_a_step or self._steps_made()
         self._had_session = self.sessions_lead() or not self._steps_made()
-        what = failure.explain(evidence)
+        what = self._explain(evidence)
         self.rank_at_fault = what.rank
         if what.kind is Kind.CORRUPT_CHECKPOINT:
             with contextlib.suppress(OSError):  # remembered here anyway, for as long as this launcher lives
@@ -183,6 +183,16 @@ class Director:
         if self.decision.further_back:
             self._go_back()
         return self.decision
+
+    def _explain(self, evidence: Evidence) -> failure.Failure:
+        try:
+            return failure.explain(evidence)
+        except Exception as error:  # evidence can hold anything, and a restart must not be lost over words for it
+            self._console.warn(f"the evidence could not be read ({type(error).__name__}: {error}); please report it")
+            fallen = [each for each in evidence.ranks if each.fell] or list(evidence.ranks)
+            first = min(fallen, key=lambda each: each.exited_at or float("inf"))
+            code = first.exit_code or 1
+            return failure.Failure(Kind.UNKNOWN, first.rank, code, f"rank {first.rank} ended", node=evidence.node)
 
     def _situation(self, what: failure.Failure) -> policy.Situation:
         newest = self._newest_commit()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
 import time
 from pathlib import Path
@@ -100,7 +99,6 @@ class Session:
         self._saved_at: int | None = self.step if self.resume is not None else None
         self._save_due = False
         self._last_save = time.monotonic()
-        self._saved_time = -math.inf
         self._began = False
         self._ended = False
         self._driven = False
@@ -320,7 +318,7 @@ class Session:
     def _decide(self) -> tuple[bool, str | None]:
         """Rank 0, at a point: is a save due by the clock or asked for, and is a stop, here or on another rank?"""
         due = self._every.seconds is not None and time.monotonic() - self._last_save >= self._every.seconds
-        wanted = self._stop.save_wanted(self._agreement, self._saved_time)
+        wanted = self._stop.save_wanted(self._agreement)
         return due or wanted, self._stop.heard(self._agreement)
 
     def _announce_commits(self) -> None:
@@ -351,7 +349,7 @@ class Session:
         self._begin()
         self._saved_at = self.step
         self._save_due = False
-        self._last_save = self._saved_time = time.monotonic()
+        self._last_save = time.monotonic()
         loaders = {name: each.state_dict() for name, each in self._loaders.items()}
         data = {"step": self.step, "loaders": loaders}
         with self._pulse.during(Phase.SAVE):

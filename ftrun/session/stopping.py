@@ -41,6 +41,7 @@ class StopRequest:
         self._rank = rank
         self._asked: str | None = None
         self._save_asked = False
+        self._granted_at = -_SAME_REQUEST
         self._passed_on = False
         self._heard_at: float | None = None
         self._handlers: dict[signal.Signals, Any] = {}
@@ -111,17 +112,19 @@ class StopRequest:
         """Rank 0, at a point: why it or another rank was asked to stop."""
         return self._asked or agreement.asked_to_stop()
 
-    def save_wanted(self, agreement: Agreement, saved: float) -> bool:
+    def save_wanted(self, agreement: Agreement) -> bool:
         """Rank 0, at a point: whether it or another rank was asked for a checkpoint.
 
-        Args:
-            agreement: where the others' wishes arrive.
-            saved: when the last checkpoint was taken (``time.monotonic``). A signal to all ranks reaches them one
-                after the other and is one wish all the same: what follows a save at once is met by it.
+        A signal to all ranks reaches them one after the other and is one wish all the same: what follows a wish that
+        was granted at once is met by it.
         """
         asked = agreement.asked_to_save() or self._save_asked
         self._save_asked = False
-        return asked and time.monotonic() - saved >= _SAME_REQUEST
+        now = time.monotonic()
+        if not asked or now - self._granted_at < _SAME_REQUEST:
+            return False
+        self._granted_at = now
+        return True
 
 
 class _Undo:

@@ -81,7 +81,7 @@ def write(
         places = {rank: os.path.relpath(path, directory) for rank, path in logs.items()}
         report = directory / f"{prefix}{REPORT}"
         _put(report, postmortem_report.render(story, places, copies))
-    except OSError:  # a full disk, or a directory that is gone
+    except (OSError, ValueError):  # a full disk, a directory that is gone, a text that is none
         return None
     return report
 

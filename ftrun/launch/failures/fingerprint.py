@@ -32,7 +32,7 @@ _VARIES = [
 
 def make(*parts: str) -> str:
     """Eight hexadecimal digits."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+    return hashlib.sha256("\n".join(parts).encode(errors="backslashreplace")).hexdigest()[:8]
 
 
 def normal(text: str) -> str:

@@ -30,6 +30,7 @@ _CLOSE_SECONDS = 5.0
 _RECORD_SECONDS = 2.0
 _WARM_UP_SECONDS = 300.0
 _ANSWER_SECONDS = 10.0
+_ANSWER_WARM = 3.0
 
 
 class Standbys:
@@ -192,7 +193,9 @@ class Standbys:
         Returns:
             Processes that are workers now, by local rank. The other ranks start cold.
         """
-        deadline = time.monotonic() + self._patience
+        # One that has nothing left to import answers at once, or is stopped or stuck.
+        patience = _ANSWER_WARM if all(each.warm for each in self._offered.values()) else self._patience
+        deadline = time.monotonic() + patience
         open_ = dict(self._offered)
         while open_ and (left := deadline - time.monotonic()) > 0:
             readable, _, _ = select.select(list(open_.values()), [], [], left)
