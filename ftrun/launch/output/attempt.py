@@ -38,7 +38,6 @@ from ftrun.launch.output.files import LogFile, keep, name_also
 from ftrun.launch.output.lines import AsWritten, Prefixed, View, WholeLines
 from ftrun.launch.output.pump import Pump, Stream
 from ftrun.launch.output.routes import ERR, OUT, Route, Tee
-from ftrun.launch.output.routes import filtered as file_of_filtered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,8 +82,8 @@ class Output:
         self._closed = False
 
     def _open_filtered(self, destination: LogsDest, tee: Tee) -> dict[str, LogFile]:
-        wanted = {OUT: (file_of_filtered(destination, OUT), tee.stdout_filters)}
-        wanted[ERR] = (file_of_filtered(destination, ERR), tee.stderr_filters)
+        wanted = {OUT: (output_routes.filtered(destination, OUT), tee.stdout_filters)}
+        wanted[ERR] = (output_routes.filtered(destination, ERR), tee.stderr_filters)
         return {stream: LogFile(Path(path), self._outlets.say) for stream, (path, needles) in wanted.items() if needles}
 
     def open(self, local_rank: int) -> tuple[int | None, int | None]:
