@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ftrun.launch.plan import LaunchPlan
 
 
+_KEY = "ftrun/round"
+"""Where the leader publishes it, in a store or a part of one that is new for each round. A node that joins late has
+begun fewer rounds than the others."""
+
+
 @dataclass(frozen=True)
 class Round:
     """What is settled for one attempt.
@@ -67,24 +72,23 @@ class Rounds:
             NoValidCheckpoint: commits exist and none is whole.
             UsageError: the checkpoint root can't be used.
         """
-        key = f"ftrun/round/{self._begun}"
         self._begun += 1
         self.node = node
         if node == 0:
-            self.current = self._lead(store, key)
+            self.current = self._lead(store)
         else:
-            self.current = Round(**json.loads(store.get(key)))
+            self.current = Round(**json.loads(store.get(_KEY)))
             if self.current.error is not None:
                 raise UsageError(self.current.error)
         return self.current
 
-    def _lead(self, store: Store, key: str) -> Round:
+    def _lead(self, store: Store) -> Round:
         try:
             chosen = self._choose()
         except FtrunError as error:
-            store.set(key, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error)).__dict__))
+            store.set(_KEY, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error)).__dict__))
             raise
-        store.set(key, json.dumps(chosen.__dict__))
+        store.set(_KEY, json.dumps(chosen.__dict__))
         return chosen
 
     def _choose(self) -> Round:
