@@ -451,6 +451,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_state(runner: Runner) -> None:
     root.mkdir()
     events_file = runner.run_dir("full").events()
     command = ("--nproc", "2", "--name", "full", "--set", f"checkpoint.root={root}", SMALL, "--total", "12")
+    command += ("--pace", "0.2")  # the disk must be full before the last save
     started = subprocess.run(
         ["unshare", "-m", "bash", "-c", FULL, "-", root, events_file, sys.executable, "-m", "ftrun", *command],
         cwd=runner.cwd,
