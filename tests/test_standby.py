@@ -30,6 +30,8 @@ from ftrun.session import imports
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+pytestmark = pytest.mark.slow  # most of them import torch in several processes
+
 BOOTSTRAP = ("-u", "-m", "ftrun.session.bootstrap")
 ROOT = Path(script_scan.__file__).parents[2]
 _FOREIGN = ("FTRUN_", "PET_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "PYTHON", "OMP_")
