@@ -214,7 +214,7 @@ class Agent(LocalElasticAgent):
         return self._director.uninterruptible(seconds)
 
     def _keep_standbys(self, worker_group: WorkerGroup, workers: Workers) -> None:
-        """Once all ranks have made a step, park processes for the next attempt; one is warmed at a time."""
+        """Once all ranks have made a step, park processes for the next attempt."""
         if self._remaining_restarts <= 0:
             self._parked = True  # with --max-restarts used up nobody will need them
         if not self._parked and self._director.all_stepped():
