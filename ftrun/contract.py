@@ -35,10 +35,21 @@ RESERVED_CODES = frozenset({ExitCode.USAGE, ExitCode.GAVE_UP, ExitCode.EXCLUDED}
 
 @dataclass(frozen=True)
 class Every:
-    """How often a checkpoint is taken: every ``steps`` steps, or every ``seconds`` seconds. One of them is set."""
+    """How often a checkpoint is taken: every ``steps`` steps, or every ``seconds`` seconds. One of them is set.
+
+    Attributes:
+        steps: a number of steps.
+        seconds: a time; where it is chosen by what is measured, the first one.
+        auto: choose it by what is measured, see :mod:`ftrun.checkpoint.interval`.
+    """
 
     steps: int | None = None
     seconds: float | None = None
+    auto: bool = False
+
+
+AUTO = Every(seconds=600.0, auto=True)
+"""``every: auto``."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ class WorkerContract:
     Attributes:
         run_dir: absolute path of the run directory.
         run_id: identity of the run; commits of another run in the same root are refused.
-        root: checkpoint root.
+        root: checkpoint root, a path or a URL.
+        storage_options: options of the driver that a URL needs.
         attempt: number of this attempt, from 1.
         epoch: fencing epoch of this attempt, or None where the attempt takes no checkpoints.
         since: fencing epoch at which the run's lineage of commits began.
@@ -77,6 +89,13 @@ class WorkerContract:
         faults: scripted faults.
         callbacks: modules to import for their callbacks.
         agent: process id of the agent, with whom the worker dies; 0 where there is none.
+        tier: directory of the node's memory tier, see :mod:`ftrun.checkpoint.memory.tier`.
+        local: directory of the node's local tier, between memory and the root; empty where there is none.
+        resume_sealed: ``resume`` names a snapshot in the memory tier that isn't committed yet.
+        overlap: copy state beside the next forward and backward.
+        when_busy: what a save does that finds both slots full: ``skip``, ``wait`` or ``replace``.
+        failures: how often this run has failed so far, code errors apart, in ``uptime`` seconds.
+        uptime: seconds that the run's attempts have lasted so far.
     """
 
     run_dir: str
@@ -95,6 +114,14 @@ class WorkerContract:
     faults: tuple[Fault, ...] = ()
     callbacks: tuple[str, ...] = field(default=())
     agent: int = 0
+    storage_options: tuple[tuple[str, Any], ...] = ()
+    tier: str = ""
+    local: str = ""
+    resume_sealed: bool = False
+    overlap: bool = True
+    when_busy: str = "skip"
+    failures: int = 0
+    uptime: float = 0.0
 
     VARIABLE = "FTRUN_WORKER"
 
@@ -138,4 +165,5 @@ class WorkerContract:
         document["every"] = document["every"] and Every(**document["every"])
         document["faults"] = tuple(Fault(**fault) for fault in document["faults"])
         document["callbacks"] = tuple(document["callbacks"])
+        document["storage_options"] = tuple((name, value) for name, value in document["storage_options"])
         return cls(**document)

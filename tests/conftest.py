@@ -51,7 +51,9 @@ class Started:
 
     def wait(self, timeout: float = 60.0) -> Result:
         code = self.process.wait(timeout)
-        return Result(code, self.out.read_text(), self.err.read_text())
+        result = Result(code, self.out.read_text(), self.err.read_text())
+        print(result)  # pytest shortens what it shows of an assertion, but not what was printed
+        return result
 
 
 @dataclass

@@ -86,6 +86,15 @@ def test_saves_and_a_stop_asked_for_by_rank_1_come_at_the_same_step(
     assert ranks[0].saves == ranks[1].saves != []  # a tenth of a second is over long before
 
 
+def test_a_step_that_all_ranks_know_is_a_point_on_request(server: dist.TCPStore) -> None:
+    ranks = [Agreement(place(rank, server), connect(place(rank, server), "meet"), first_point=90) for rank in (0, 1)]
+    said = ranks[0].at(50, lambda: (True, None), meet=True)
+    assert said is not None
+    assert ranks[1].at(50, no_wish, meet=True) == said
+    assert [each.at(50, no_wish) for each in ranks] == [None, None]
+    assert said.next_point > 50
+
+
 def test_ranks_meet_about_once_a_second_and_not_at_every_step(server: dist.TCPStore) -> None:
     ranks = [Rank(0, server, 0.01), Rank(1, server, 0.01)]
     ranks[1].ask_at = 60

@@ -19,7 +19,7 @@ from ftrun.config.load import JobFile, load_job, to_json
 from ftrun.config.origins import Resolved, from_environment, merge
 from ftrun.config.schema import job_schema, schema_text
 from ftrun.config.units import Window
-from ftrun.contract import Every, Fault
+from ftrun.contract import AUTO, Every, Fault
 from ftrun.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -256,7 +256,7 @@ def test_a_full_job():
 def test_defaults():
     config = load("script: train.py\n").config
     assert config.name is config.module is config.checkpoint.root is config.restart.max_restarts is None
-    assert config.checkpoint.every == Every(seconds=600.0)
+    assert config.checkpoint.every == AUTO
     assert config.checkpoint.keep.last == config.restart.no_progress == 3
     assert config.restart.backoff.first == timedelta(seconds=1)
     assert config.restart.backoff.max == timedelta(minutes=5)
@@ -680,13 +680,30 @@ def test_what_is_no_size(value, message):
         units.parse_size(value)
 
 
+def test_checkpoint_settings_beside_the_interval():
+    job = load(
+        "checkpoint:\n  root: s3://bucket/run\n  options: {anon: true}\n  local: /nvme\n  drain_limit: 200MB\n"
+        "  keep: {every: 10000 steps}\n  when_busy: wait\n  overlap: false\n"
+    )
+    found = job.config.checkpoint
+    assert (found.drain_limit, found.keep.every, found.when_busy, found.overlap) == (200_000_000, 10_000, "wait", False)
+    assert dict(found.options) == {"anon": True}
+    assert to_json(job)["config"]["checkpoint"]["drain_limit"] == "200MB"
+    assert to_json(job)["config"]["checkpoint"]["keep"]["every"] == "10000 steps"
+
+
+@pytest.mark.parametrize("size", [1, 999, 1024, 1536, 200_000_000, 3 * 2**40, 5 * 10**12])
+def test_sizes_come_back(size: int):
+    assert units.parse_size(units.size_text(size)) == size
+
+
 @pytest.mark.parametrize(
     ("text", "value", "back"),
     [
         ("500 steps", Every(steps=500), "500 steps"),
         ("1 step", Every(steps=1), "1 step"),
         ("10m", Every(seconds=600.0), "10m"),
-        ("auto", Every(seconds=600.0), "10m"),
+        ("auto", AUTO, "auto"),
         ("500ms", Every(seconds=0.5), "500ms"),
     ],
 )
@@ -821,8 +838,14 @@ def test_show_is_an_aligned_table():
         'args                               = [--x, "", 3e-4]   (job.yaml:2)',
         "launch                             = {}                (default)",
         "checkpoint.root                    = null              (default)",
+        "checkpoint.options                 = {}                (default)",
+        "checkpoint.local                   = null              (default)",
         "checkpoint.every                   = 10m               (job.yaml:4)",
+        "checkpoint.overlap                 = true              (default)",
+        "checkpoint.when_busy               = skip              (default)",
+        "checkpoint.drain_limit             = null              (default)",
         "checkpoint.keep.last               = 3                 (default)",
+        "checkpoint.keep.every              = null              (default)",
         "restart.no_progress                = 5                 (--set)",
         "restart.max_restarts               = null              (default)",
         "restart.window                     = 5 in 1h           (--set)",

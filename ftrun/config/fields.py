@@ -21,6 +21,7 @@ from pydantic import (
 
 from ftrun.config.units import (
     DURATION_PATTERN,
+    SIZE_PATTERN,
     STEPS_PATTERN,
     WINDOW_PATTERN,
     Window,
@@ -28,7 +29,11 @@ from ftrun.config.units import (
     interval_text,
     parse_duration,
     parse_interval,
+    parse_size,
+    parse_steps,
     parse_window,
+    size_text,
+    steps_text,
     window_text,
 )
 from ftrun.contract import Every
@@ -122,6 +127,13 @@ def _patience_text(limit: timedelta | str) -> str:
     return limit if isinstance(limit, str) else duration_text(limit)
 
 
+def _size(value: object) -> int:
+    size = parse_size(value)
+    if not size:
+        raise ValueError(f"{value!r} is nothing at all; write for example 200MB")
+    return size
+
+
 def _unchanged(value: object) -> object:
     return value
 
@@ -169,6 +181,22 @@ Interval = Annotated[
             "examples": ["auto", "500 steps", "10m"],
         }
     ),
+]
+Size = Annotated[
+    int,
+    PlainValidator(_size),
+    PlainSerializer(size_text),
+    WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["200MB", "1.5GiB"]}),
+]
+Steps = Annotated[
+    int,
+    PlainValidator(parse_steps),
+    PlainSerializer(steps_text),
+    WithJsonSchema({"type": "string", "pattern": STEPS_PATTERN, "examples": ["10000 steps"]}),
+]
+DriverOptions = Annotated[
+    Mapping[Annotated[str, Field(min_length=1)], LaunchScalar],
+    *_Frozen,
 ]
 Tee = Annotated[
     tuple[int, ...] | Literal["all"],

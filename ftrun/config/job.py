@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from ftrun.config.fields import (
     Argument,
+    DriverOptions,
     Duration,
     Environment,
     Interval,
@@ -23,13 +24,14 @@ from ftrun.config.fields import (
     LaunchValue,
     Module,
     Section,
+    Size,
+    Steps,
     Tee,
     Text,
     empty,
 )
 from ftrun.config.supervisor import Restart, Standby, Watch
-from ftrun.config.units import AUTO
-from ftrun.contract import Fault
+from ftrun.contract import AUTO, Fault
 
 __all__ = ["AS_TYPED", "JobConfig", "LaunchScalar", "LaunchValue", "Section"]
 
@@ -42,6 +44,8 @@ class Keep(Section):
 
     last: int = Field(default=3, ge=2)
     """How many of the latest commits are kept; two at least, so that a bad one has a predecessor."""
+    every: Steps | None = None
+    """Also keep for good the first commit in every so many steps, such as 10000 steps."""
 
 
 class Checkpoint(Section):
@@ -49,8 +53,18 @@ class Checkpoint(Section):
 
     root: Text | None = None
     """Directory or URL of the checkpoints; without it, checkpoints/ in the run directory."""
+    options: DriverOptions = Field(default_factory=empty)
+    """Options of the fsspec driver that a URL needs, such as endpoint_url."""
+    local: Text | None = None
+    """Directory on a fast local disk: a tier between memory and the root, for roots that are slow or far."""
     every: Interval = Field(default=AUTO)
-    """How often a checkpoint is taken: a number of steps, a duration, or auto (10m)."""
+    """How often a checkpoint is taken: a number of steps, a duration, or auto, from what is measured."""
+    overlap: bool = True
+    """Copy state beside the next forward and backward instead of before them."""
+    when_busy: Literal["skip", "wait", "replace"] = "skip"
+    """What becomes of a save while two others are on their way: skip it, wait, or replace the one not yet begun."""
+    drain_limit: Size | None = None
+    """Bytes a second that a node writes at most, so that checkpoints leave room on the network."""
     keep: Keep = Field(default_factory=Keep)
     """Which commits stay when newer ones arrive."""
 

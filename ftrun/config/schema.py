@@ -9,7 +9,7 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from ftrun.config.job import JobConfig
-from ftrun.config.units import AUTO, duration_text, interval_text
+from ftrun.config.units import duration_text, interval_text
 from ftrun.contract import Every
 
 
@@ -20,7 +20,7 @@ class _AsWritten(GenerateJsonSchema):
         if isinstance(dft, timedelta):
             return duration_text(dft)
         if isinstance(dft, Every):
-            return "auto" if dft == AUTO else interval_text(dft)
+            return interval_text(dft)
         return super().encode_default(dft)
 
     def field_title_should_be_set(self, schema: Any) -> bool:

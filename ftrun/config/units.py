@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from fractions import Fraction
 
-from ftrun.contract import Every
+from ftrun.contract import AUTO, Every
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _SECONDS = {
@@ -28,9 +28,6 @@ DURATION_PATTERN = "^(?=[0-9])" + " ?".join(f"(?:({_NUMBER}) ?{unit})?" for unit
 STEPS_PATTERN = "^([1-9][0-9]*) steps?$"
 WINDOW_PATTERN = f"^([1-9][0-9]*) in {DURATION_PATTERN[1:]}"
 SIZE_PATTERN = f"^({_NUMBER}) ?([kKMGTP]?B|[KMGTP]iB)$"
-
-AUTO = Every(seconds=600.0)
-"""What ``every: auto`` means until it is measured."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +113,20 @@ def _unlike_a_window(value: object) -> str:
     return f"{text!r} is not a count and a duration; write for example 5 in 1h"
 
 
+def size_text(size: int) -> str:
+    """The exact size as a user would type it: ``200MB``; ``parse_size`` reads it back."""
+    for base, units in ((1000, ("TB", "GB", "MB", "kB")), (1024, ("TiB", "GiB", "MiB", "KiB"))):
+        for power, unit in zip((4, 3, 2, 1), units, strict=True):
+            if size and size % base**power == 0:
+                return f"{size // base**power}{unit}"
+    return f"{size}B"
+
+
+def steps_text(steps: int) -> str:
+    """A number of steps as a user would type it."""
+    return f"{steps} step{'s' if steps != 1 else ''}"
+
+
 def window_text(window: Window) -> str:
     """The window as a user would type it."""
     return f"{window.count} in {duration_text(window.time)}"
@@ -134,9 +145,11 @@ def duration_text(value: timedelta) -> str:
 
 
 def interval_text(every: Every) -> str:
-    """The interval as a user would type it: ``500 steps``, ``10m``."""
+    """The interval as a user would type it: ``auto``, ``500 steps``, ``10m``."""
+    if every.auto:
+        return "auto"
     if every.steps is not None:
-        return f"{every.steps} step{'s' if every.steps != 1 else ''}"
+        return steps_text(every.steps)
     return duration_text(timedelta(seconds=every.seconds or 0.0))
 
 

@@ -113,17 +113,20 @@ class Agreement:
         self._last_step = first_point - 1
         self._saves_heard = 0
 
-    def at(self, step: int, decide: Callable[[], tuple[bool, str | None]]) -> Instruction | None:
+    def at(
+        self, step: int, decide: Callable[[], tuple[bool, str | None]], *, meet: bool = False
+    ) -> Instruction | None:
         """The instruction of a point, or None when ``step`` is not one.
 
         Args:
             step: steps completed, the same on all ranks.
             decide: called on rank 0 only; whether to save, and why to stop.
+            meet: make a point of this step, on all ranks alike.
 
         Raises:
             AgreementTimeout: rank 0 published nothing within the deadline, or the store is gone.
         """
-        if step < self._point:
+        if step < self._point and not meet:
             return None
         instruction = self._publish(step, *decide()) if self._rank == 0 else self._read(step)
         self._point = instruction.next_point

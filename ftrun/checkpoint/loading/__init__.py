@@ -1,0 +1,1 @@
+"""Reading state back: from the nearest tier, for any number of ranks."""

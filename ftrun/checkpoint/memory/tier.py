@@ -1,0 +1,147 @@
+"""Where a node's snapshots lie in shared memory, and who may do what with them. No torch: the keeper uses it too.
+
+::
+
+    /dev/shm/ftrun-0/6f1c09ab22d4/          one directory for each run directory and node
+        keeper.json  keeper.lock  keeper.sock
+        epoch.json                          the epoch that runs now
+        outcomes/e…-s….json                 what became of each save
+        r00003/0.safetensors                slot 0 of rank 3: its tensors, a whole safetensors file
+        r00003/0.json                       ... its record
+        r00003/0.seal                       ... both are whole; absent while they are filled
+        r00003/0.draining                   ... the keeper reads them now
+        r00003/0.drained                    ... they are safe elsewhere: the slot may be filled again
+
+The worker fills a slot: it removes ``drained`` and ``seal``, writes, and puts a new ``seal``, last and in one step.
+The keeper puts ``draining`` before it reads, looks at the seal once more, and puts ``drained`` when the bytes are
+safe elsewhere. Each marker holds the name of the attempt that it speaks of: one of another attempt means nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftrun.checkpoint.records import Seal
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the directory in it belongs to one user, and nobody else may read it)
+NUM_SLOTS = 2
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The files of one slot of one rank.
+
+    Attributes:
+        directory: the rank's directory in the tier.
+        number: 0 or 1.
+    """
+
+    directory: Path
+    number: int
+
+    @property
+    def payload(self) -> Path:
+        """The tensors, as a safetensors file."""
+        return self.directory / f"{self.number}.safetensors"
+
+    @property
+    def record(self) -> Path:
+        """The rank's record."""
+        return self.directory / f"{self.number}.json"
+
+    @property
+    def seal(self) -> Path:
+        """There while both are whole."""
+        return self.directory / f"{self.number}.seal"
+
+    @property
+    def draining(self) -> Path:
+        """There while the keeper reads them."""
+        return self.directory / f"{self.number}.draining"
+
+    @property
+    def drained(self) -> Path:
+        """There when they are safe elsewhere."""
+        return self.directory / f"{self.number}.drained"
+
+    def read_seal(self) -> Seal | None:
+        """The seal; None where there is none, or where it is damaged."""
+        try:
+            return Seal.from_bytes(self.seal.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def is_marked(self, marker: Path, attempt: str) -> bool:
+        """Whether ``draining`` or ``drained`` is set for an attempt."""
+        try:
+            return marker.read_text() == attempt
+        except OSError:
+            return False
+
+    def mark(self, marker: Path, attempt: str) -> None:
+        """Set ``draining`` or ``drained``."""
+        put(marker, attempt.encode())
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The memory tier of one run on one node.
+
+    Attributes:
+        path: its directory.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, run_dir: Path, node: int | str, where: Path = SHARED_MEMORY) -> Tier:
+        """The tier of a run directory. ``node`` tells apart launchers of one run on one machine."""
+        digest = hashlib.blake2b(f"{run_dir.absolute()}\n{node}".encode(), digest_size=6).hexdigest()
+        return cls(where / f"ftrun-{os.getuid()}" / digest)
+
+    @property
+    def socket(self) -> Path:
+        """Datagrams to it wake the keeper; what they say is of no importance."""
+        return self.path / "keeper.sock"
+
+    @property
+    def outcomes(self) -> Path:
+        """Directory of what became of each save."""
+        return self.path / "outcomes"
+
+    def create(self) -> None:
+        """Make the directories, for this user only."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.outcomes.mkdir(exist_ok=True)
+
+    def slots(self, rank: int) -> tuple[Slot, ...]:
+        """The slots of one rank."""
+        return tuple(Slot(self.path / f"r{rank:05d}", number) for number in range(NUM_SLOTS))
+
+    def sealed(self) -> list[tuple[Slot, Seal]]:
+        """All sealed slots of all ranks."""
+        found = []
+        for directory in sorted(self.path.glob("r[0-9]*")):
+            for number in range(NUM_SLOTS):
+                slot = Slot(directory, number)
+                seal = slot.read_seal()
+                if seal is not None:
+                    found.append((slot, seal))
+        return found
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write or replace a small file in one step. Nothing is made durable: it is memory."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()

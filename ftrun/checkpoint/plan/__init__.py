@@ -1,0 +1,1 @@
+"""Who stores which bytes of a state: decided before anything is copied."""

@@ -1,0 +1,1 @@
+"""Copying state into the memory tier beside the training loop."""

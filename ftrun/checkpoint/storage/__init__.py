@@ -1,0 +1,1 @@
+"""Where bytes are durable: a directory, or an object store through fsspec."""
