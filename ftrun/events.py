@@ -125,6 +125,28 @@ class SaveFailed(Event):
 
 
 @dataclass(frozen=True)
+class SaveSkipped(Event):
+    """A checkpoint was due, and two others were still on their way. With an interval of time it is taken later."""
+
+    kind: ClassVar[str] = "save_skipped"
+    step: int
+
+
+@dataclass(frozen=True)
+class IntervalChosen(Event):
+    """``every: auto`` has chosen a time between checkpoints, from a stall and a mean time between failures in seconds.
+
+    ``bound`` is what kept it from the optimum: nothing, ``drain``, ``shortest`` or ``longest``.
+    """
+
+    kind: ClassVar[str] = "interval_chosen"
+    seconds: float
+    stall: float
+    between_failures: float
+    bound: str
+
+
+@dataclass(frozen=True)
 class FaultInjected(Event):
     """A scripted fault fires."""
 
@@ -197,6 +219,8 @@ KINDS: dict[str, type[Event]] = {
         Saved,
         Committed,
         SaveFailed,
+        SaveSkipped,
+        IntervalChosen,
         FaultInjected,
         StepsEnded,
         Failed,

@@ -1,9 +1,9 @@
 """How often to take a checkpoint: from what one costs, and from how often the run fails. Pure, and without torch.
 
-The time between checkpoints that loses least is Young's ``sqrt(2 C M)``, in Daly's higher order form (J. Daly, "A higher
-order estimate of the optimum checkpoint interval", 2006, equation 37): C is what a checkpoint holds training up, M the
-mean time between failures. A snapshot that drains in the background costs its stall only, so C is small, but an interval
-shorter than the drain makes no sense.
+The time between checkpoints that loses least is Young's ``sqrt(2 C M)``, in Daly's higher order form (J. Daly, "A
+higher order estimate of the optimum checkpoint interval", 2006, equation 37): C is what a checkpoint holds training up,
+M the mean time between failures. A snapshot that drains in the background costs its stall only, so C is small, but an
+interval shorter than the drain makes no sense.
 
 M is estimated from a prior and from the run's own failures. The prior is the rate of the Llama 3 training (419
 interruptions in 54 days on 16,384 GPUs, 4.7e-4 a day and GPU); it counts as one failure seen. A run whose own failures
