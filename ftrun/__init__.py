@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftrun import dcp
+    from ftrun.checkpoint.offline import load
     from ftrun.data.loader import DataLoader
     from ftrun.errors import FtrunError, UsageError
     from ftrun.session.callbacks import on
@@ -18,7 +20,18 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["entrypoint", "Session", "on", "Checkpoint", "DataLoader", "FtrunError", "UsageError", "__version__"]
+__all__ = [
+    "entrypoint",
+    "Session",
+    "on",
+    "Checkpoint",
+    "DataLoader",
+    "load",
+    "dcp",
+    "FtrunError",
+    "UsageError",
+    "__version__",
+]
 
 _HOMES = {
     "entrypoint": "ftrun.session.entry",
@@ -26,6 +39,7 @@ _HOMES = {
     "on": "ftrun.session.callbacks",
     "Checkpoint": "ftrun.session.checkpoint",
     "DataLoader": "ftrun.data.loader",
+    "load": "ftrun.checkpoint.offline",
     "FtrunError": "ftrun.errors",
     "UsageError": "ftrun.errors",
 }
@@ -33,6 +47,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
+    if name == "dcp":
+        return importlib.import_module("ftrun.dcp")
     try:
         home = _HOMES[name]
     except KeyError:

@@ -55,6 +55,42 @@ def write(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+@contextlib.contextmanager
+def creating(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that becomes ``path``, which must not exist yet, when the block ends well.
+
+    Two writers that write the same file at once don't disturb each other: one of them is told that it was late.
+
+    Raises:
+        FileExistsError: the file is there, before or after.
+        OSError: anything the filesystem says; there is then no ``path``.
+    """
+    if path.exists():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+
+
+def _place(temporary: Path, path: Path) -> None:
+    """Give a whole file its name, exclusively where the filesystem has links."""
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        temporary.replace(path)
+
+
 def create(path: Path, data: bytes) -> None:
     """Create a file that must not exist yet: one of many racing writers wins, and the file is whole once visible.
 
@@ -72,6 +108,9 @@ def create(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         try:
             os.link(temporary, path)
+        except FileExistsError:
+            fsync_dir(path.parent)  # its maker may have ended before the name was durable
+            raise
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
@@ -95,6 +134,9 @@ def make_dirs(path: Path) -> None:
     while not current.exists():
         missing.append(current)
         current = current.parent
+    # Whoever made the last one that is there may have ended before it synced it; those above came before that one.
+    with contextlib.suppress(PermissionError):
+        fsync_dir(current.parent)
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
         fsync_dir(directory.parent)

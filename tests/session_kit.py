@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,7 +17,10 @@ from torch.utils.data import Dataset
 import ftrun
 from ftrun import events, pulse
 from ftrun.checkpoint import epochs, reader
+from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.keeper.process import Keeper
 from ftrun.checkpoint.layout import Root
+from ftrun.checkpoint.memory.tier import Tier
 from ftrun.contract import WorkerContract
 from ftrun.rundir import RunDir
 from ftrun.session import callbacks, random_state
@@ -46,7 +49,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry = Registry()
     monkeypatch.setattr(callbacks, "REGISTRY", registry)
     monkeypatch.setattr("ftrun.session.session.REGISTRY", registry)
-    monkeypatch.setattr("ftrun.session.restoring.REGISTRY", registry)
+    monkeypatch.setattr("ftrun.session.restoration.REGISTRY", registry)
+    monkeypatch.setattr("ftrun.session.checkpoints.REGISTRY", registry)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     streams = random_state.capture()
     threads = torch.get_num_threads()
@@ -96,8 +100,10 @@ class Launch:
 
     run: RunDir
     monkeypatch: pytest.MonkeyPatch
+    keepers: list[Keeper] = field(default_factory=list)
 
     def __call__(self, **changes: Any) -> WorkerContract:
+        self.close()  # what the attempt before had sealed is committed
         if not self.run.exists():
             self.run.create({"run_id": "run"})
         root = Root.open(self.run.checkpoints)
@@ -119,11 +125,34 @@ class Launch:
             resume=name,
             node=0,
             worker_dir=str(directory),
+            tier=str(Tier.of(self.run.path, 0).path),
             **changes,
         )
+        self._keep(contract, record)
         for variable, value in contract.to_environment().items():
             self.monkeypatch.setenv(variable, value)
         return contract
+
+    def _keep(self, contract: WorkerContract, record: epochs.EpochRecord) -> None:
+        config = KeeperConfig(
+            run_dir=contract.run_dir,
+            run_id="run",
+            root=contract.root,
+            storage_options={},
+            local="",
+            node=0,
+            keep_last=contract.keep_last,
+            keep_every=None,
+            drain_limit=None,
+            parent=os.getpid(),
+        )
+        self.keepers.append(Keeper(Tier(Path(contract.tier)), config))
+        self.keepers[-1].begin_epoch(record)
+        self.keepers[-1].ensure()
+
+    def close(self) -> None:
+        while self.keepers:
+            self.keepers.pop().finish(20)
 
     def beat(self, contract: WorkerContract) -> pulse.Beat:
         beat = pulse.read(self.run.worker(contract.attempt, 0, 0) / "pulse")
@@ -132,8 +161,10 @@ class Launch:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
-    return Launch(RunDir(tmp_path / "run"), monkeypatch)
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    made = Launch(RunDir(tmp_path / "run"), monkeypatch)
+    yield made
+    made.close()
 
 
 def trained(ft: Session, total: int = 5, **objects: Any) -> None:

@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "top": set(),
 }
 # The package's front door hands out names of other rooms, and the program starts the command line.
-DOORS = {"ftrun": {"session", "data"}, "ftrun.__main__": {"cli", "launch"}}
+DOORS = {"ftrun": {"session", "data", "checkpoint"}, "ftrun.dcp": {"checkpoint"}, "ftrun.__main__": {"cli", "launch"}}
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -132,7 +132,9 @@ def test_nothing_is_pickled(name: str) -> None:
     called = {
         ast.unparse(node.func) for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call)
     }
-    assert not called & {"torch.save", "torch.load", "eval"}
+    # Formats of others, made on request; nothing of theirs is ever read back that way.
+    writers = {"ftrun.checkpoint.export_formats", "ftrun.checkpoint.dcp.found"}
+    assert not called & ({"torch.load", "eval"} | (set() if name in writers else {"torch.save"}))
     assert not {each for each in called if each.endswith((".all_gather_object", ".broadcast_object_list"))}
 
 

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from bench_kit import imported  # noqa: F401 - the fixture "bench"
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import ModuleType
-
-BENCHMARKS = Path(__file__).parents[1] / "scripts" / "benchmarks"
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports a module of the benchmarks by its name, as scripts/bench does."""
-    before = set(sys.modules)
-    monkeypatch.syspath_prepend(BENCHMARKS)
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in set(sys.modules) - before:
-        if str(BENCHMARKS) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(

@@ -6,23 +6,20 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
+from storage_kit import write_attempt
 
-from ftrun.checkpoint import epochs, reader, restore
-from ftrun.checkpoint.checksums import FileRecord, record_of
-from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root, attempt_key, bad_key, rank_json, rank_shard
+from ftrun.checkpoint import epochs, reader
+from ftrun.checkpoint.checksums import FileRecord
+from ftrun.checkpoint.layout import LATEST, MANIFEST, AttemptName, Root, attempt_key, bad_key, rank_json, rank_shard
 from ftrun.checkpoint.manifest import BadManifestError, Manifest, NewerFormatError
 from ftrun.checkpoint.sealed import canonical
-from ftrun.checkpoint.state import encode
-from ftrun.checkpoint.writer import Owner, Place, Snapshot, Writer, stage
-from ftrun.errors import CheckpointError, CorruptCheckpoint, NoValidCheckpoint, UsageError
+from ftrun.errors import CheckpointError, NoValidCheckpoint, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,12 +32,9 @@ def root(tmp_path: Path) -> Root:
 
 
 def save(root: Root, step: int, *, epoch: int = 1, run_id: str = "run", suffix: str = "00000000") -> AttemptName:
-    writer = Writer(root, Place(0, 1, 0, 0, 1), Owner(run_id, epoch, 1, None), keep_last=99, timeout=20)
-    encoded = encode({"w": torch.full((100,), float(step)), "lr": 0.5})
-    writer.submit(Snapshot(step, "interval", None, encoded.tree, stage(encoded), None, suffix))
-    assert writer.wait(30) is None
-    writer.close(10)
-    return AttemptName(epoch, step, suffix)
+    name = write_attempt(root, step, epoch=epoch, run_id=run_id, suffix=suffix, world_size=1)
+    root.write(LATEST, f"{name}\n".encode())
+    return name
 
 
 def path_of(root: Root, name: AttemptName, file: str) -> Path:
@@ -92,14 +86,8 @@ def test_a_name_looks_as_documented() -> None:
     assert str(AttemptName(7, 1200, "5f1c09ab")) == "e00000007-s0000001200-5f1c09ab"
 
 
-@pytest.mark.parametrize("where", ["s3://bucket/x", "file:///tmp/x", "memory://a", "simplecache::s3://x", ""])
-def test_only_paths_are_roots(where: str) -> None:
-    with pytest.raises(UsageError, match=r"checkpoint\.root"):
-        Root.open(where)
-
-
 def test_reading_needs_no_torch() -> None:
-    modules = "epochs, layout, manifest, reader, retention, rankfile, sealed, checksums, snapshot"
+    modules = "epochs, layout, manifest, reader, resuming, retention, records, sealed, checksums, interval, verify"
     code = (
         f"import sys; from ftrun.checkpoint import {modules}; sys.exit(bool({{'torch', 'numpy'}} & set(sys.modules)))"
     )
@@ -317,8 +305,8 @@ def test_a_bad_manifest_is_skipped_with_its_reason(root: Root, content: tuple[by
 def test_a_newer_format_stops_everything_instead_of_being_skipped(root: Root) -> None:
     save(root, 1)
     name = save(root, 2)
-    path_of(root, name, MANIFEST).write_bytes(changed(format=2, ftrun="9.9", world_size="many"))
-    with pytest.raises(NewerFormatError, match=r"newer ftrun \(9\.9, format 2"):
+    path_of(root, name, MANIFEST).write_bytes(changed(format=3, ftrun="9.9", world_size="many"))
+    with pytest.raises(NewerFormatError, match=r"newer ftrun \(9\.9, format 3"):
         reader.latest(root, "run")
     assert [info.status for info in reader.attempts(root)] == ["invalid", "committed"]
     assert "newer ftrun" in reader.attempts(root)[0].reason
@@ -403,24 +391,8 @@ def test_a_file_that_is_missing_or_has_another_size(root: Root, damage: Callable
     assert str(name) in message
     assert "ftrun ckpt ls" in message
     assert "--fresh" in message
-    with pytest.raises((CorruptCheckpoint, CheckpointError)):
-        restore.load(root, name, 0, 1)
     save(root, 4)
     assert latest_step(root) == 4
-
-
-@pytest.mark.parametrize("file", [rank_shard(0), rank_json(0), MANIFEST])
-def test_a_flipped_byte_anywhere_is_found_on_load(root: Root, file: str) -> None:
-    name = save(root, 5)
-    pristine = path_of(root, name, file).read_bytes()
-    for position in range(0, len(pristine), max(1, len(pristine) // 40)):
-        path_of(root, name, file).write_bytes(pristine)
-        flip(path_of(root, name, file), position)
-        with pytest.raises(CorruptCheckpoint, match=file) as caught:
-            restore.load(root, name, 0, 1)
-        assert caught.value.attempt == str(name)
-    path_of(root, name, file).write_bytes(pristine)
-    assert restore.load(root, str(name), 0, 1).value["lr"] == 0.5
 
 
 def test_a_flipped_byte_in_done_records_or_latest_changes_nothing(root: Root) -> None:
@@ -428,7 +400,6 @@ def test_a_flipped_byte_in_done_records_or_latest_changes_nothing(root: Root) ->
     flip(path_of(root, name, "done/n0000.json"), 20)
     flip(root.path / "LATEST", 3)
     assert latest_step(root) == 5
-    assert restore.load(root, name, 0, 1).step == 5
 
 
 def test_a_checkpoint_marked_bad_is_not_chosen_again(root: Root) -> None:
@@ -456,28 +427,3 @@ def test_commits_that_cannot_be_used_are_never_a_fresh_start(root: Root, hidden:
         (root.path / "ckpt" / str(name)).rename(root.path / "elsewhere")
     with pytest.raises(NoValidCheckpoint, match=str(name)):
         reader.latest(root, "run", exclude=exclude)
-
-
-def forge(root: Root, name: AttemptName, file: str, content: bytes) -> None:
-    """Replace a file of a commit and make the manifest agree with it."""
-    path_of(root, name, file).write_bytes(content)
-    manifest = Manifest.from_bytes(path_of(root, name, MANIFEST).read_bytes())
-    manifest = replace(manifest, files=manifest.files | {file: record_of(content)})
-    path_of(root, name, MANIFEST).write_bytes(manifest.to_bytes())
-
-
-@pytest.mark.parametrize("file", [rank_shard(0), rank_json(0)])
-def test_a_file_with_the_right_checksum_and_the_wrong_content(root: Root, file: str) -> None:
-    name = save(root, 5)
-    other = save(root, 6)
-    forge(root, name, file, b'{"x":1}')
-    with pytest.raises(CorruptCheckpoint, match=file):
-        restore.load(root, name, 0, 1)
-    forge(root, name, rank_json(0), path_of(root, other, rank_json(0)).read_bytes())
-    with pytest.raises(CorruptCheckpoint, match="is that of rank 0"):
-        restore.load(root, name, 0, 1)
-
-
-def test_a_rank_outside_the_world_is_a_mistake(root: Root) -> None:
-    with pytest.raises(ValueError, match="rank 2 of 2"):
-        restore.load(root, save(root, 5), 2, 2)

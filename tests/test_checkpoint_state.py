@@ -1,10 +1,8 @@
-"""State to tensors and JSON and back, and the file that holds the tensors."""
+"""State to tensors and JSON and back."""
 
 from __future__ import annotations
 
 import enum
-import io
-import json
 import random
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -14,28 +12,19 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_kit import Saved, restored
 
-from ftrun.checkpoint import shard
-from ftrun.checkpoint.checksums import CHUNK, Checksums, record_of
+from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.state import Encoded, decode, encode
 from ftrun.checkpoint.words import dtype_of
-from ftrun.checkpoint.writer import stage
-from ftrun.errors import CorruptCheckpoint, NotStorable
+from ftrun.errors import NotStorable
 
 
 def through_files(encoded: Encoded) -> Any:
     """Everything that happens to state between encode and decode, in memory."""
-    staged = stage(encoded)
-    tree = json.loads(json.dumps(encoded.tree, allow_nan=False))
-    file = io.BytesIO()
-    record = shard.write(file, staged)
-    file.seek(0)
-    stored = shard.read(file, record, attempt="a", name="s")
-    tensors = {name: shard.view_as(stored[name], t.dtype, tuple(t.shape)) for name, t in staged.items()}
-    return decode(tree, tensors)
+    return restored([Saved(0, Planner(0, 1, None).plan(encoded, {}, 1), encoded)])[0]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -58,7 +47,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    plain = tensor.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 TENSORS = [
@@ -186,22 +176,108 @@ def test_random_states_continue_where_they_were() -> None:
 
 def test_tied_tensors_are_stored_once_and_stay_tied() -> None:
     weight = torch.nn.Parameter(torch.randn(4, 4))
-    encoded = encode({"a": weight, "b": [weight.data], "row": weight[0], "conj": torch.ones(1), "other": weight.t()})
-    assert set(encoded.tensors) == {"a", "row", "conj", "other"}
+    encoded = encode({"a": weight, "b": [weight.data], "other": torch.ones(1)})
+    assert set(encoded.tensors) == {"a", "other"}
     back = through_files(encoded)
     assert back["a"] is back["b"][0]
-    assert back["row"] is not back["a"]
     z = torch.tensor([1 + 1j])
     assert len(encode([z, z.conj()]).tensors) == 2, "the same memory, but other values"
+    scattered = torch.randn(4, 6)[:, ::2]
+    assert len(encode([scattered, scattered.view(4, 3)]).tensors) == 1
 
 
-def test_encoding_copies_nothing_and_staging_everything() -> None:
+def flat_and_parts() -> dict[str, Any]:
+    """Parameters that are parts of one buffer, found before it."""
+    flat = torch.randn(24)
+    matrix = flat[4:16].view(3, 4)
+    return {"parts": [flat[:4], matrix, matrix.t(), matrix[1], matrix[:, 2], flat[3].expand(5)], "flat": flat}
+
+
+def test_views_are_stored_as_such_and_stay_views() -> None:
+    value = flat_and_parts()
+    encoded = encode(value)
+    assert list(encoded.tensors) == ["flat"]
+    assert encoded.tree["parts"][1] == {"$": "view", "of": "flat", "shape": [3, 4], "stride": [4, 1], "offset": 4}
+    back = through_files(encoded)
+    assert same(back, value)
+    back["flat"] += 1
+    value["flat"] += 1
+    assert same(back, value), "one memory, as before"
+
+
+BUFFER = torch.arange(40.0)
+COMPLEX = torch.ones(4, dtype=torch.complex64)
+
+
+def test_a_view_is_found_wherever_its_tensor_lies() -> None:
+    room = torch.arange(100.0)
+    node = {"$": "view", "of": "flat", "shape": [2, 2], "stride": [3, 1], "offset": 20}
+    view = decode(node, {"flat": room[10:35]})
+    assert view.tolist() == [[30, 31], [33, 34]]
+    assert view.untyped_storage().data_ptr() == room.untyped_storage().data_ptr()
+    assert decode(node, {"flat": room[:50:2]}).tolist() == [[40, 42], [46, 48]]
+
+
+OVERLAPS: dict[str, tuple[Any, set[str]]] = {
+    "two that overlap in part": ({"a": BUFFER[:20], "b": BUFFER[10:30]}, {"a", "b"}),
+    "side by side": ({"a": BUFFER[:20], "b": BUFFER[20:]}, {"a", "b"}),
+    "inside one of two": ({"a": BUFFER[:20], "b": BUFFER[10:30], "c": BUFFER[12:14]}, {"a", "b"}),
+    "the same extent in two shapes": ({"a": BUFFER.view(5, 8), "b": BUFFER, "c": BUFFER.view(8, 5)}, {"a"}),
+    "inside what is not contiguous": ({"a": BUFFER.view(5, 8)[:, :4], "b": BUFFER[:3]}, {"a", "b"}),
+    "another type": ({"a": BUFFER, "b": BUFFER.view(torch.int32)[:4]}, {"a", "b"}),
+    "complex and its parts": (
+        {"a": COMPLEX, "b": torch.view_as_real(COMPLEX)},
+        {"a", "b"},
+    ),
+    "a conjugate of a part": ({"a": COMPLEX, "b": COMPLEX[:2].conj()}, {"a", "b"}),
+    "nested": ({"c": BUFFER[2:4], "b": BUFFER[2:9], "a": BUFFER}, {"a"}),
+    "ties of a view": ({"a": BUFFER, "b": BUFFER[3:], "c": BUFFER[3:]}, {"a"}),
+    "empty parts": ({"a": BUFFER, "b": BUFFER[:0], "c": BUFFER[5:5]}, {"a", "b", "c"}),
+    "an array within another": ({"a": (n := np.arange(9)), "b": n[2:5], "c": n}, {"a", "b"}),
+    "an array and a tensor": ({"a": (n := np.zeros(9)), "b": torch.from_numpy(n)}, {"a", "b"}),
+    "bytes and a tensor": ({"a": (n := np.zeros(9, np.uint8)), "b": torch.from_numpy(n)[2:]}, {"a"}),
+}
+
+
+@pytest.mark.parametrize("kind", OVERLAPS)
+def test_shared_memory(kind: str) -> None:
+    value, stored = OVERLAPS[kind]
+    encoded = encode(value)
+    assert set(encoded.tensors) == stored
+    assert same(through_files(encoded), value)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 39), st.integers(0, 40), st.integers(1, 3)), max_size=8))
+def test_any_slices_of_one_memory_come_back_exactly(slices: list[tuple[int, int, int]]) -> None:
+    value = [BUFFER[start:stop:step] for start, stop, step in slices]
+    encoded = encode(value)
+    assert same(through_files(encoded), value)
+    held = [each for each in value if each.is_contiguous() and each.numel()]
+    for each in held:
+        outer = [o for o in held if o.data_ptr() <= each.data_ptr() and ends(o) >= ends(each) and o is not each]
+        assert len(encoded.tensors) <= len(value) - bool(outer)
+
+
+def ends(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() + tensor.nbytes
+
+
+@pytest.mark.parametrize(
+    "change", [{"offset": 21}, {"offset": -1}, {"shape": [2, 2]}, {"stride": [-1]}, {"shape": [2**40]}, {"offset": 1.5},
+               {"stride": [2**62]}, {"of": "none"}],
+    ids=str,
+)  # fmt: skip
+def test_a_view_that_reaches_beyond_its_tensor_is_malformed(change: dict[str, Any]) -> None:
+    node = {"$": "view", "of": "flat", "shape": [4], "stride": [1], "offset": 20} | change
+    room = torch.zeros(100)
+    with pytest.raises(ValueError, match=r"."):
+        decode(node, {"flat": room[10:34]})
+
+
+def test_encoding_copies_nothing() -> None:
     weight = torch.zeros(3)
-    encoded = encode({"w": weight})
-    assert encoded.tensors["w"].data_ptr() == weight.data_ptr()
-    staged = stage(encoded)
-    weight += 1
-    assert staged["w"].tolist() == [0, 0, 0]
+    assert encode({"w": weight}).tensors["w"].data_ptr() == weight.data_ptr()
 
 
 def test_names_are_unique_and_legal() -> None:
@@ -266,112 +342,6 @@ def test_what_needs_pickle_is_refused_by_its_path(value: Any, what: str) -> None
 def test_a_malformed_tree_is_a_value_error(tree: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(tree, {})
-
-
-def test_the_safetensors_library_opens_the_file(tmp_path) -> None:
-    tensors = {f"t{i}": t.resolve_conj().contiguous() for i, t in enumerate(TENSORS)}
-    with (tmp_path / "x.safetensors").open("wb") as file:
-        record = shard.write(file, tensors)
-    data = (tmp_path / "x.safetensors").read_bytes()
-    assert record == record_of(data)
-    assert (8 + int.from_bytes(data[:8], "little")) % 64 == 0
-    opened = safetensors.torch.load_file(tmp_path / "x.safetensors")
-    for name, tensor in tensors.items():
-        assert raw(opened[name]) == raw(tensor)
-    assert opened["t0"].shape == (2, 3)
-    assert opened["t7"].dtype == torch.uint8, "complex128 lies there as bytes"
-
-
-@given(st.lists(st.integers(0, CHUNK), max_size=4))
-@settings(max_examples=20, deadline=None)
-def test_checksums_do_not_depend_on_how_the_bytes_came(sizes: list[int]) -> None:
-    data = bytes(sum(sizes))
-    sums = Checksums()
-    start = 0
-    for size in sizes:
-        sums.update(memoryview(data)[start : start + size])
-        start += size
-    chunks = tuple(crc32c(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK))
-    assert (sums.record().size, sums.record().crc32c, sums.record().chunks) == (len(data), crc32c(data), chunks)
-
-
-def test_a_flipped_byte_is_found_in_its_chunk() -> None:
-    file = io.BytesIO()
-    record = shard.write(file, {"big": torch.zeros(CHUNK + 100, dtype=torch.uint8)})
-    assert len(record.chunks) == 2
-    for position, chunk in ((0, 0), (CHUNK - 1, 0), (CHUNK, 1), (record.size - 1, 1)):
-        data = bytearray(file.getvalue())
-        data[position] ^= 1
-        with pytest.raises(CorruptCheckpoint, match=f"shard chunk {chunk} ") as caught:
-            shard.read(io.BytesIO(data), record, attempt="attempt", name="shard")
-        assert f"shard chunk {chunk} " in str(caught.value)
-        assert caught.value.attempt == "attempt"
-
-
-@pytest.mark.parametrize("length", [-1, 1])
-def test_a_short_or_long_file_is_found(length: int) -> None:
-    file = io.BytesIO()
-    record = shard.write(file, {"x": torch.ones(10)})
-    data = file.getvalue()[:-1] if length < 0 else file.getvalue() + b"\0"
-    with pytest.raises(CorruptCheckpoint, match=r"ends before|is longer"):
-        shard.read(io.BytesIO(data), record, attempt="a", name="s")
-
-
-def with_header(header: Any, data: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\0\0",
-        (2**63).to_bytes(8, "little") + b"{}",
-        (3).to_bytes(8, "little") + b"{}",
-        with_header(b"[]"),
-        with_header(b"{nope"),
-        with_header(b"\xff\xff"),
-        with_header(b"[" * 100_000),
-        with_header({"x": 3}),
-        with_header({"x": entry()}),
-        with_header({"x": entry()}, b"12345"),
-        with_header({"x": entry(offsets=(4, 8))}, b"12345678"),
-        with_header({"x": entry(), "y": entry()}, b"1234"),
-        with_header({"x": entry(), "y": entry(offsets=(2, 6))}, b"123456"),
-        with_header({"x": entry(offsets=(4, 0))}, b"1234"),
-        with_header({"x": entry(offsets=(0.0, 4))}, b"1234"),
-        with_header({"x": entry(shape=(True,))}, b"1234"),
-        with_header({"x": entry(shape=(-1, -1))}, b"1234"),
-        with_header({"x": entry(shape="a")}, b"1234"),
-        with_header({"x": entry(shape=(0, 2**62, 2**62), offsets=(0, 0))}),
-        with_header({"x": entry(shape=(0, 2**70), offsets=(0, 0))}),
-        with_header({"x": entry(dtype="F33")}, b"1234"),
-        with_header({"x": entry(dtype=["F32"])}, b"1234"),
-        with_header(b'{"x":{},"x":{}}'),
-    ],
-    ids=lambda content: repr(content[8:50]),
-)
-def test_a_malformed_shard_is_corrupt_and_no_crash(content: bytes) -> None:
-    with pytest.raises(CorruptCheckpoint):
-        shard.read(io.BytesIO(content), record_of(content), attempt="a", name="s")
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 250), st.binary(min_size=1, max_size=6))
-def test_no_change_of_a_header_crashes_the_reader(position: int, change: bytes) -> None:
-    file = io.BytesIO()
-    shard.write(file, {"a": torch.ones(3), "b": torch.ones(2, 2, dtype=torch.int8)})
-    data = file.getvalue()
-    data = data[:position] + change + data[position + len(change) :]
-    try:
-        shard.read(io.BytesIO(data), record_of(data), attempt="a", name="s")
-    except CorruptCheckpoint:
-        return
 
 
 def test_dtypes_have_names() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -16,12 +16,16 @@ from torch import nn
 
 import ftrun
 from ftrun import events, pulse
+from ftrun.checkpoint.keeper.progress import Progress
+from ftrun.checkpoint.memory.tier import Tier
 from ftrun.contract import Every, Fault
 from ftrun.errors import UsageError
 from ftrun.inject import InjectedFault
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftrun import Session
 
     E = TypeVar("E", bound=events.Event)
@@ -171,56 +175,90 @@ def test_a_scripted_fault_fires_once_before_its_step(launch: Launch, own: bool) 
     assert loop() == ([0, 1, 2, 3, 4] if own else [2, 3, 4])
 
 
-def test_a_failed_save_is_reported_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def in_the_way() -> Callable[[], None]:
+    """Make the storage unusable; what makes it usable again."""
     directory = RunDir(path_of("run")).checkpoints / "ckpt"
     away = directory.with_name("away")
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.rename(away)
+    directory.write_text("in the way")
 
-    def break_it() -> None:
-        eventually(lambda: len(of(events.Committed)) == 1, 20, "the first commit")
-        directory.rename(away)
-        directory.write_text("in the way")
-
-    def repair_it() -> None:
-        eventually(lambda: of(events.SaveFailed), 20, "the failure")
+    def back() -> None:
         directory.unlink()
         away.rename(directory)
 
-    with caplog.at_level(logging.WARNING), open_session() as ft:
+    return back
+
+
+def await_waiting() -> None:
+    tier = Tier.of(path_of("run"), 0)
+
+    def waiting() -> bool:
+        progress = Progress.read(tier)
+        return progress is not None and progress.waiting != ""
+
+    eventually(waiting, 20, "the keeper waits for the storage")
+
+
+def test_a_storage_that_is_away_for_a_while_costs_no_commit() -> None:
+    undo: list[Callable[[], None]] = []
+
+    def break_it() -> None:
+        eventually(lambda: len(of(events.Committed)) == 1, 20, "the first commit")
+        undo.append(in_the_way())
+
+    def repair_it() -> None:
+        await_waiting()
+        undo.pop()()
+
+    with open_session() as ft:
         idle(ft, 17, {7: break_it, 13: repair_it})
-    (failure,) = of(events.SaveFailed)
-    assert (failure.step, [each.step for each in of(events.Committed)]) == (10, [5, 15, 17])
-    assert "was not committed" in failure.error
-    assert f"ftrun: {failure.error}; training goes on" in [each.getMessage() for each in caplog.records]
-    assert committed() == [17, 15, 5]
+    assert of(events.SaveFailed) == []
+    assert [each.step for each in of(events.Committed)] == [5, 10, 15, 17]
+
+
+def test_a_last_state_waits_until_the_storage_is_back() -> None:
+    undo: list[Callable[[], None]] = []
+
+    def mend() -> None:
+        await_waiting()
+        undo.pop()()
+
+    mender = threading.Thread(target=mend)
+    with open_session(every=None) as ft:
+        undo.append(in_the_way())
+        mender.start()
+        idle(ft, 3)
+    mender.join(20)
+    assert committed() == [3]
+    assert of(events.RunEnded) == [events.RunEnded(outcome="finished", exit_code=0)]
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A last state that can't be committed is tried again after milliseconds."""
-    monkeypatch.setattr("ftrun.session.session.RETRY_DELAYS", (0.01, 0.01, 0.01))
+    """A storage that is away is given up, and a last state tried again, after moments."""
+    monkeypatch.setattr("ftrun.session.checkpoints.RETRY_DELAYS", (0.01,))
+    monkeypatch.setattr("ftrun.session.alone.STORAGE_SECONDS", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_last_state_is_tried_again_until_the_storage_is_back() -> None:
-    with open_session(every=None) as ft:
-        directory = RunDir(path_of("run")).checkpoints / "ckpt"
-        directory.write_text("in the way")
-        attempts = []
+def test_a_save_that_is_given_up_is_reported_and_training_goes_on() -> None:
+    undo: list[Callable[[], None]] = []
 
-        class MendsIt(logging.Handler):
-            def emit(self, record: logging.LogRecord) -> None:
-                attempts.append(record.getMessage())
-                if "tried again" in attempts[-1] and directory.is_file():
-                    directory.unlink()
+    def repair_it() -> None:
+        eventually(lambda: of(events.SaveFailed), 20, "the failure")
+        undo.pop()()
 
-        handler = MendsIt()
-        logging.getLogger("ftrun.session.session").addHandler(handler)
-        try:
-            idle(ft, 3)
-        finally:
-            logging.getLogger("ftrun.session.session").removeHandler(handler)
-    assert committed() == [3]
-    assert of(events.RunEnded) == [events.RunEnded(outcome="finished", exit_code=0)]
+    def break_it() -> None:
+        eventually(lambda: of(events.Committed), 20, "the first commit")
+        undo.append(in_the_way())
+
+    with open_session() as ft:
+        idle(ft, 17, {7: break_it, 13: repair_it})
+    (failure,) = of(events.SaveFailed)
+    assert failure.step == 10
+    assert "was not committed" in failure.error
+    assert committed()[:2] == [17, 15]
 
 
 def test_one_loop_over_steps_is_not_inside_another() -> None:
@@ -234,9 +272,7 @@ def test_one_loop_over_steps_is_not_inside_another() -> None:
 def test_a_run_whose_last_state_can_not_be_committed_fails() -> None:
     def break_it() -> None:
         eventually(lambda: of(events.Committed), 20, "the first commit")
-        directory = RunDir(path_of("run")).checkpoints / "ckpt"
-        directory.rename(directory.with_name("away"))
-        directory.write_text("in the way")
+        in_the_way()
 
     with pytest.raises(ftrun.FtrunError, match="was not committed"), open_session(every=5) as ft:
         idle(ft, 8, {7: break_it})

@@ -1,8 +1,13 @@
-"""CRC32C of files: as a whole and for each 16 MiB, computed while writing and verified while reading."""
+"""CRC32C of files: for each 16 MiB, and as a whole, computed while writing and verified while reading.
+
+Every byte is summed up once: the checksum of the whole follows from those of the chunks.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
@@ -10,10 +15,17 @@ from crc32c import crc32c
 from ftrun.errors import CorruptCheckpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import BinaryIO
+
+    from ftrun.checkpoint.storage.base import Bytes
 
 CHUNK = 16 * 2**20
 """Bytes under one chunk checksum. Part of the format."""
+
+_SLICE = 2**20  # what was read is still in the processor's cache when it is summed up
+_POLYNOMIAL = 0x82F63B78  # Castagnoli's, its lowest power in the highest bit
+_HEX = re.compile(r"[0-9a-f]{8}(?:,[0-9a-f]{8})*")
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,8 @@ class FileRecord:
             raise ValueError(f"a file's size is {size!r}")
         if not isinstance(chunks, list) or len(chunks) != -(-size // CHUNK):
             raise ValueError(f"a file of {size} bytes has the wrong number of chunk checksums")
-        return cls(size, from_hex(document["crc32c"]), tuple(map(from_hex, chunks)))
+        whole_crc, *chunk_crcs = _all_from_hex([document["crc32c"], *chunks])
+        return cls(size, whole_crc, tuple(chunk_crcs))
 
 
 class Checksums:
@@ -60,7 +73,6 @@ class Checksums:
 
     def __init__(self) -> None:
         self._size = 0
-        self._whole = 0
         self._chunks: list[int] = []
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
@@ -72,13 +84,51 @@ class Checksums:
                 self._chunks.append(0)
             piece = view[: CHUNK - filled]
             self._chunks[-1] = crc32c(piece, self._chunks[-1])
-            self._whole = crc32c(piece, self._whole)
             self._size += len(piece)
             view = view[len(piece) :]
 
     def record(self) -> FileRecord:
         """The record of everything added so far."""
-        return FileRecord(self._size, self._whole, tuple(self._chunks))
+        return FileRecord(self._size, whole(self._chunks, self._size), tuple(self._chunks))
+
+
+def whole(chunks: Iterable[int], size: int) -> int:
+    """The CRC32C of a file of ``size`` bytes, from those of its chunks."""
+    crc = 0
+    for chunk in chunks:
+        length = min(CHUNK, size)
+        crc, size = combine(crc, chunk, length), size - length
+    return crc
+
+
+def combine(first: int, second: int, length: int) -> int:
+    """The CRC32C of two runs of bytes, one after the other, from that of each and the length of the second.
+
+    A checksum is a remainder: bytes that follow multiply the first one by a power of x, modulo the polynomial.
+    """
+    return _product(_shift(length), first) ^ second
+
+
+@lru_cache(maxsize=64)
+def _shift(length: int) -> int:
+    """The power of x by which ``length`` further bytes multiply a remainder."""
+    power, square = 1 << 31, 1 << 23  # x to the 0, and to the 8: one byte
+    while length:
+        if length & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        length >>= 1
+    return power
+
+
+def _product(a: int, b: int) -> int:
+    """The product of two polynomials over GF(2), modulo the checksum's own."""
+    result = 0
+    for bit in range(31, -1, -1):
+        if a >> bit & 1:
+            result ^= b
+        b = b >> 1 ^ (_POLYNOMIAL if b & 1 else 0)
+    return result
 
 
 def record_of(data: bytes) -> FileRecord:
@@ -96,33 +146,71 @@ def read_verified(file: BinaryIO, record: FileRecord, *, attempt: str, name: str
         OSError: reading failed.
     """
     buffer = bytearray(record.size)
-    view = memoryview(buffer)
-    for number, expected in enumerate(record.chunks):
-        piece = view[number * CHUNK : (number + 1) * CHUNK]
-        if _fill(file, piece) < len(piece):
-            raise _corrupt(attempt, name, f"ends before its {record.size} bytes")
-        if crc32c(piece) != expected:
-            first = number * CHUNK
-            raise _corrupt(
-                attempt,
-                name,
-                f"chunk {number} (bytes {first} to {first + len(piece) - 1}) fails its checksum",
-            )
+    read_verified_into(_Stream(file), record, 0, memoryview(buffer), attempt=attempt, name=name)
     if file.read(1):
         raise _corrupt(attempt, name, f"is longer than its {record.size} bytes")
-    if crc32c(view) != record.crc32c:
+    if whole(record.chunks, record.size) != record.crc32c:
         raise _corrupt(attempt, name, "fails the checksum of the whole file")
     return buffer
 
 
-def _fill(file: BinaryIO, view: memoryview) -> int:
-    filled = 0
-    while filled < len(view):
-        count = file.readinto(view[filled:])  # type: ignore[attr-defined]
-        if not count:
-            break
-        filled += count
-    return filled
+def read_verified_into(
+    source: Bytes, record: FileRecord, first: int, view: memoryview, *, attempt: str, name: str
+) -> None:
+    """Read whole chunks of a file, each one verified as it arrives. Several threads may read one file at once.
+
+    Args:
+        source: the open file.
+        record: what the file must be.
+        first: number of the first chunk.
+        view: where the bytes go; it ends where a chunk or the file does.
+        attempt: name of the checkpoint, for the message.
+        name: name of the file, for the message.
+
+    Raises:
+        CorruptCheckpoint: the bytes are not those that were written. Some of them may be in ``view``.
+        OSError: reading failed.
+        ValueError: the view has another length than whole chunks.
+    """
+    end = first * CHUNK + len(view)
+    if end > record.size or (end % CHUNK and end != record.size):
+        raise ValueError(f"bytes {first * CHUNK} to {end} of {name} are no whole chunks")
+    for number in range(first, first + -(-len(view) // CHUNK)):
+        start = (number - first) * CHUNK
+        piece = view[start : start + CHUNK]
+        try:
+            crc = _read_summed(source, number * CHUNK, piece)
+        except EOFError as error:
+            raise _corrupt(attempt, name, f"ends before its {record.size} bytes") from error
+        if crc != record.chunks[number]:
+            span = f"bytes {number * CHUNK} to {number * CHUNK + len(piece) - 1}"
+            raise _corrupt(attempt, name, f"chunk {number} ({span}) fails its checksum")
+
+
+def _read_summed(source: Bytes, offset: int, view: memoryview) -> int:
+    crc = 0
+    for start in range(0, len(view), source.granule):
+        piece = view[start : start + source.granule]
+        source.read_into(offset + start, piece)
+        crc = crc32c(piece, crc)
+    return crc
+
+
+class _Stream:
+    """A stream, read from its start to its end, as if it were an open file."""
+
+    granule = _SLICE
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill ``view``; ``offset`` is where the stream stands."""
+        while len(view):
+            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise EOFError(f"the stream ends {len(view)} bytes too early")
+            view = view[count:]
 
 
 def _corrupt(attempt: str, name: str, what: str) -> CorruptCheckpoint:
@@ -140,6 +228,17 @@ def from_hex(text: object) -> int:
     Raises:
         ValueError: anything else.
     """
-    if not isinstance(text, str) or len(text) != 8 or set(text) - set("0123456789abcdef"):
-        raise ValueError(f"{text!r} is no checksum")
+    if not isinstance(text, str) or len(text) != 8 or _HEX.fullmatch(text) is None:
+        raise ValueError(f"{text!r:.80} is no checksum")
     return int(text, 16)
+
+
+def _all_from_hex(texts: list[Any]) -> list[int]:
+    """As :func:`from_hex`, with one look at all of them: a large manifest has hundreds of thousands."""
+    try:
+        joined = ",".join(texts)
+    except TypeError:
+        joined = ""
+    if len(joined) != 9 * len(texts) - 1 or _HEX.fullmatch(joined) is None:
+        return [from_hex(text) for text in texts]
+    return [int(text, 16) for text in texts]

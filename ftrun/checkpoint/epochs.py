@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ftrun.checkpoint.layout import epoch_key
 from ftrun.checkpoint.manifest import is_count, is_text
 from ftrun.checkpoint.sealed import UnsealedError, seal, unseal
+from ftrun.checkpoint.storage.base import UnreachableError, why
 from ftrun.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def claim(root: Root, run_id: str, *, fresh: bool, parent: str | None) -> EpochR
 
     Raises:
         UsageError: the root holds another run, or can't be written.
-        CheckpointError: no number could be had in a thousand tries.
+        CheckpointError: a remote storage is away, or no number could be had in a thousand tries.
     """
     try:
         for _ in range(_TRIES):
@@ -67,15 +68,17 @@ def claim(root: Root, run_id: str, *, fresh: bool, parent: str | None) -> EpochR
             except FileExistsError:
                 continue
             return record
-    except UsageError:
+    except (UsageError, UnreachableError):
         raise
     except OSError as error:
-        reason = error.strerror or error.__cause__ or error
+        # Of a listing that failed, the reason alone.
+        inner = error.__cause__ if isinstance(error, CheckpointError) else None
+        reason = why(inner or error)
         raise UsageError(
-            f"checkpoint root {root.path} can't be written ({reason}): make it writable, "
+            f"checkpoint root {root.url} can't be written ({reason}): make it writable, "
             "or choose another with checkpoint.root"
         ) from error
-    raise CheckpointError(f"no free epoch in {root.path} after {_TRIES} tries: are many launchers starting there?")
+    raise CheckpointError(f"no free epoch in {root.url} after {_TRIES} tries: are many launchers starting there?")
 
 
 def current(root: Root) -> EpochRecord | None:
@@ -100,10 +103,16 @@ def newest(root: Root) -> int:
 
 
 def read(root: Root, epoch: int) -> EpochRecord | None:
-    """One epoch's record; None where it is missing or damaged."""
+    """One epoch's record; None where it is missing or damaged.
+
+    Raises:
+        CheckpointError: a remote storage is away: what it holds is not known.
+    """
     try:
         document = unseal(root.read(epoch_key(epoch)))
         record = EpochRecord(**document)
+    except UnreachableError:
+        raise
     except (OSError, UnsealedError, TypeError):
         return None
     return record if _is_sound(record) and record.epoch == epoch else None
@@ -123,7 +132,7 @@ def require_free_or_ours(root: Root, run_id: str) -> EpochRecord | None:
     record = current(root)
     if record is not None and record.run_id != run_id:
         raise UsageError(
-            f"checkpoint root {root.path} holds the run {record.run_id!r}; this is {run_id!r}: set another "
+            f"checkpoint root {root.url} holds the run {record.run_id!r}; this is {run_id!r}: set another "
             f"checkpoint.root, name this run {record.run_id!r}, or start over there with --fresh"
         )
     return record

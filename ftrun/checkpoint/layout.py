@@ -9,172 +9,204 @@
         done/n0001.json
         MANIFEST.json
     bad/e00000007-s0000001200-5f1c09ab.json
+    pins/e00000007-s0000001200-5f1c09ab.json
     LATEST
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
-import re
-import stat
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ftrun import durable
+from ftrun.checkpoint.names import (
+    ATTEMPTS,
+    BAD,
+    EPOCHS,
+    LATEST,
+    MANIFEST,
+    NOTE,
+    PINS,
+    AttemptName,
+    attempt_key,
+    bad_key,
+    done_failed_json,
+    done_json,
+    epoch_key,
+    epoch_number,
+    is_done,
+    is_given_up,
+    is_rank_file,
+    pin_key,
+    rank_failure,
+    rank_json,
+    rank_shard,
+)
+from ftrun.checkpoint.storage.base import why
+from ftrun.checkpoint.storage.drivers import local_path
+from ftrun.checkpoint.storage.posix import PosixStorage
 from ftrun.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from typing import BinaryIO
 
-MANIFEST = "MANIFEST.json"
-LATEST = "LATEST"
-_EPOCHS, _ATTEMPTS, _BAD = "epochs", "ckpt", "bad"
+    from ftrun.checkpoint.storage.base import Bytes, Source, Storage
+    from ftrun.checkpoint.storage.retry import Patience
 
-_ATTEMPT = re.compile(r"e(\d{8,})-s(\d{10,})-([0-9a-f]{8})", re.ASCII)
-_EPOCH = re.compile(r"(\d{8,})\.json", re.ASCII)
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+__all__ = [
+    "LATEST",
+    "MANIFEST",
+    "AttemptName",
+    "Root",
+    "attempt_key",
+    "bad_key",
+    "done_failed_json",
+    "done_json",
+    "epoch_key",
+    "is_done",
+    "is_given_up",
+    "is_rank_file",
+    "pin_key",
+    "rank_failure",
+    "rank_json",
+    "rank_shard",
+]
 
-
-@dataclass(frozen=True, order=True)
-class AttemptName:
-    """Name of an attempt to save: ``e00000007-s0000001200-5f1c09ab``. Its order is that of (epoch, step).
-
-    Attributes:
-        epoch: fencing epoch of the writers.
-        step: number of finished steps in the state.
-        suffix: eight hexadecimal digits, the same on all ranks, that make the name unique.
-    """
-
-    epoch: int
-    step: int
-    suffix: str
-
-    def __str__(self) -> str:
-        return f"e{self.epoch:08d}-s{self.step:010d}-{self.suffix}"
-
-    @classmethod
-    def parse(cls, text: str) -> AttemptName | None:
-        """Read a name back; None for anything that this class would not have written."""
-        match = _ATTEMPT.fullmatch(text)
-        if match is None:
-            return None
-        name = cls(int(match[1]), int(match[2]), match[3])
-        return name if str(name) == text else None
-
-    @classmethod
-    def of(cls, name: str | AttemptName) -> AttemptName:
-        """The name as a value.
-
-        Raises:
-            UsageError: the text is no name of a checkpoint.
-        """
-        parsed = cls.parse(name) if isinstance(name, str) else name
-        if parsed is None:
-            raise UsageError(f"{name!r} is no name of a checkpoint; `ftrun ckpt ls` lists them")
-        return parsed
-
-
-def rank_json(rank: int) -> str:
-    """File, within an attempt, of one rank's non-tensor state."""
-    return f"r{rank:05d}.json"
-
-
-def rank_shard(rank: int, part: int = 0) -> str:
-    """File, within an attempt, of one rank's tensors."""
-    return f"r{rank:05d}.{part}.safetensors"
-
-
-def rank_failure(rank: int) -> str:
-    """File, within an attempt, by which a rank promises that the attempt will never be committed."""
-    return f"r{rank:05d}.failed.json"
-
-
-def done_json(node: int) -> str:
-    """File, within an attempt, by which a node says that its files are written and verified."""
-    return f"done/n{node:04d}.json"
-
-
-def epoch_key(epoch: int) -> str:
-    """Key of an epoch's record."""
-    return f"{_EPOCHS}/{epoch:08d}.json"
-
-
-def attempt_key(name: AttemptName, file: str) -> str:
-    """Key of a file of an attempt."""
-    return f"{_ATTEMPTS}/{name}/{file}"
-
-
-def bad_key(name: AttemptName) -> str:
-    """Key of the note that an attempt's bytes are known to be damaged."""
-    return f"{_BAD}/{name}.json"
+_SLICE = 4 * 2**20
 
 
 @dataclass(frozen=True)
 class Root:
     """A checkpoint root: all storage access goes through here. Keys are relative paths with ``/``.
 
-    Methods raise the filesystem's OSError unless they say otherwise. Any thread of any process may call them.
+    Methods raise OSError: the filesystem's own, or CheckpointError where a remote storage could not be had. Any
+    thread of any process may call them.
+
+    Attributes:
+        place: where it is; a path is short for the storage in that directory.
     """
 
-    path: Path
+    place: Storage | Path
 
     @classmethod
-    def open(cls, where: str | os.PathLike[str]) -> Root:
-        """Name a root. Nothing is read or created.
+    def open(
+        cls,
+        where: str | os.PathLike[str],
+        options: Mapping[str, Any] | None = None,
+        patience: Patience | None = None,
+    ) -> Root:
+        """Name a root. Nothing is asked of it or created.
+
+        Args:
+            where: a path, or a URL that fsspec reads.
+            options: what the driver is given besides the URL.
+            patience: how long each operation on a URL is tried; about two minutes if left out.
 
         Raises:
-            UsageError: a URL, or an empty path.
+            UsageError: an empty path, or a URL that no driver reads or whose driver isn't installed.
         """
-        text = os.fspath(where)
-        if _URL.match(text):
-            raise UsageError(
-                f"checkpoint root {text!r}: only paths work in this version; set a path as checkpoint.root"
-            )
-        if not text:
-            raise UsageError("the checkpoint root is empty; set checkpoint.root to a path")
-        return cls(Path(text).absolute())
+        path = local_path(os.fspath(where))
+        if path is not None:
+            return cls(path)
+        from ftrun.checkpoint.storage.remote import RemoteStorage
+        from ftrun.checkpoint.storage.retry import Patience
+
+        return cls(RemoteStorage(os.fspath(where), options or {}, patience or Patience()))
+
+    @property
+    def storage(self) -> Storage:
+        """What keeps the bytes."""
+        return PosixStorage(self.place) if isinstance(self.place, Path) else self.place
+
+    @property
+    def url(self) -> str:
+        """Path or URL, for messages and for other processes."""
+        return self.storage.url
+
+    @property
+    def remote(self) -> bool:
+        """Whether each operation is a request over a network."""
+        return self.storage.remote
+
+    @property
+    def path(self) -> Path:
+        """The directory.
+
+        Raises:
+            UsageError: it is a URL.
+        """
+        path = self.storage.local("")
+        if path is None:
+            raise UsageError(f"checkpoint root {self.url} is no directory of this machine; this needs a path")
+        return path
 
     def epochs(self) -> list[int]:
         """Numbers of all epochs that were ever claimed, ascending, readable or not."""
-        return sorted(int(match[1]) for match in map(_EPOCH.fullmatch, self._names(_EPOCHS)) if match)
+        return sorted(number for number in map(epoch_number, self._names(EPOCHS)) if number is not None)
 
     def attempts(self) -> list[AttemptName]:
         """Every attempt's name, newest first by (epoch, step). What can't be parsed is left out."""
-        parsed = map(AttemptName.parse, self._names(_ATTEMPTS))
-        return sorted((name for name in parsed if name is not None), reverse=True)
+        return _parsed(self._names(ATTEMPTS))
+
+    def bad(self) -> list[AttemptName]:
+        """Names of the attempts that are marked as bad, newest first."""
+        return _parsed(name.removesuffix(NOTE) for name in self._names(BAD) if name.endswith(NOTE))
+
+    def pins(self) -> list[AttemptName]:
+        """Names of the checkpoints to keep whatever comes, newest first."""
+        return _parsed(name.removesuffix(NOTE) for name in self._names(PINS) if name.endswith(NOTE))
+
+    def pin(self, name: AttemptName, reason: str = "") -> None:
+        """Keep a checkpoint whatever comes. Again is no error."""
+        self.write(pin_key(name), json.dumps({"attempt": str(name), "reason": reason}).encode() + b"\n")
+
+    def unpin(self, name: AttemptName) -> None:
+        """Take a pin back. Again is no error."""
+        self.delete(pin_key(name))
 
     def files(self, name: AttemptName) -> dict[str, int]:
         """Regular files of an attempt with their sizes, by their names within it; temporary ones included."""
-        top = self.path / _ATTEMPTS / str(name)
-        found = {}
-        for directory, prefix in ((top, ""), (top / "done", "done/")):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(status.st_mode):
-                            found[prefix + entry.name] = status.st_size
-        return found
+        return self.storage.tree(f"{ATTEMPTS}/{name}")
+
+    def sizes(self, name: AttemptName, files: Collection[str]) -> dict[str, int | None]:
+        """Sizes of some files of an attempt, as they are now: one request of a remote storage."""
+        if self.remote:
+            listed = self.files(name)
+            return {file: listed.get(file) for file in files}
+        return {file: self.size(attempt_key(name, file)) for file in files}
 
     def read(self, key: str) -> bytes:
         """All bytes of a small file."""
-        return (self.path / key).read_bytes()
+        return self.storage.read(key)
+
+    def read_into(self, key: str, offset: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes of a file from ``offset`` on.
+
+        Raises:
+            EOFError: the file ends before.
+        """
+        with self.opened(key) as file:
+            file.read_into(offset, view)
+
+    def opened(self, key: str) -> AbstractContextManager[Bytes]:
+        """Open a file for reading many ranges of it, by several threads if need be."""
+        return self.storage.opened(key)
+
+    def open_local(self, key: str) -> Path | None:
+        """The plain path of a key, where there is one."""
+        return self.storage.local(key)
 
     def size(self, key: str) -> int | None:
         """Size of a regular file in bytes, None where there is none."""
-        # Through a new handle: network filesystems answer stat from a cache, but ask the server on open.
-        try:
-            descriptor = os.open(self.path / key, os.O_RDONLY | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        try:
-            status = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return self.storage.size(key)
 
     def create(self, key: str, data: bytes) -> None:
         """Create a small file, whole and durable, that must not exist yet.
@@ -182,17 +214,25 @@ class Root:
         Raises:
             FileExistsError: somebody else was first.
         """
-        path = self.path / key
-        durable.make_dirs(path.parent)
-        durable.create(path, data)
-        # Not every filesystem keeps its word about exclusive creation; what lies there now says who won.
-        if path.read_bytes() != data:
-            raise FileExistsError(f"{path} was written by somebody else at the same time")
+        self.storage.create(key, data)
 
     def write(self, key: str, data: bytes) -> None:
         """Write or replace a small file, whole or not at all."""
-        durable.make_dirs((self.path / key).parent)
-        durable.write(self.path / key, data)
+        self.storage.write(key, data)
+
+    def put(self, key: str, source: Source, size: int) -> None:
+        """Create a large file, whole and durable on return. A URL is tried again from the start when it fails.
+
+        Args:
+            key: where; its directory is made.
+            source: gives its bytes in order; called again for each try. It may be left behind half way.
+            size: how many bytes they are.
+
+        Raises:
+            FileExistsError: the file is there already, and whole: files are never written twice.
+            ValueError: the source gave another number of bytes.
+        """
+        self.storage.put(key, source, size)
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[BinaryIO]:
@@ -201,46 +241,69 @@ class Root:
         Raises:
             FileExistsError: the file is there already.
         """
-        path = self.path / key
-        if path.exists():
-            raise FileExistsError(f"{path} exists; a checkpoint's files are never written twice")
-        with durable.replacing(path) as file:
+        path = self.storage.local(key)
+        if path is not None:
+            durable.make_dirs(path.parent)
+            with durable.creating(path) as stream:
+                yield stream
+            return
+        with tempfile.TemporaryFile() as file:
             yield file
+            size = file.seek(0, os.SEEK_END)
+            self.put(key, lambda: _slices(file), size)
 
     def reading(self, key: str) -> BinaryIO:
         """Open a file for reading; the caller closes it."""
-        return (self.path / key).open("rb")
+        path = self.storage.local(key)
+        return path.open("rb") if path is not None else io.BytesIO(self.read(key))
 
     def make_attempt(self, name: AttemptName) -> None:
         """Make an attempt's directory. All its ranks call this, in any order."""
-        durable.make_dirs(self.path / _ATTEMPTS / str(name))
+        self.storage.make_directory(f"{ATTEMPTS}/{name}")
 
     def sync_attempts(self) -> None:
         """Make the names of all attempts durable."""
-        durable.fsync_dir(self.path / _ATTEMPTS)
+        self.storage.sync_directory(ATTEMPTS)
 
     def sync_attempt(self, name: AttemptName) -> None:
         """Make the names of an attempt's files durable."""
-        durable.fsync_dir(self.path / _ATTEMPTS / str(name))
+        self.storage.sync_directory(f"{ATTEMPTS}/{name}")
 
     def delete(self, key: str) -> None:
         """Delete a file if it is there."""
-        (self.path / key).unlink(missing_ok=True)
+        self.storage.delete([key])
+
+    def delete_files(self, name: AttemptName, files: Collection[str]) -> None:
+        """Delete files of an attempt; few requests of a remote storage."""
+        self.storage.delete([attempt_key(name, file) for file in files])
 
     def remove_attempt(self, name: AttemptName) -> bool:
         """Remove an attempt's directory if nothing is left in it; whether it is gone."""
-        top = self.path / _ATTEMPTS / str(name)
-        for directory in (top / "done", top):
-            with contextlib.suppress(OSError):
-                directory.rmdir()
-        return not top.exists()
+        top = f"{ATTEMPTS}/{name}"
+        self.storage.remove_directories([f"{top}/done", top])
+        return str(name) not in self.storage.names(ATTEMPTS)
+
+    def abort_uploads(self, name: AttemptName) -> None:
+        """Drop what unfinished uploads of an attempt hold, where the storage can say cheaply which they are."""
+        self.storage.abort_uploads(f"{ATTEMPTS}/{name}")
 
     def _names(self, directory: str) -> list[str]:
         try:
-            return os.listdir(self.path / directory)
-        except FileNotFoundError:
-            return []
+            return self.storage.names(directory)
+        except CheckpointError:
+            raise
         except OSError as error:
             raise CheckpointError(
-                f"can't list {self.path / directory}: {error.strerror}; check checkpoint.root and permissions"
+                f"can't list {self.url}/{directory}: {why(error)}; check checkpoint.root and permissions"
             ) from error
+
+
+def _parsed(names: Iterable[str]) -> list[AttemptName]:
+    parsed = map(AttemptName.parse, names)
+    return sorted((name for name in parsed if name is not None), reverse=True)
+
+
+def _slices(file: io.BufferedIOBase) -> Iterator[memoryview]:
+    file.seek(0)
+    while data := file.read(_SLICE):
+        yield memoryview(data)

@@ -11,7 +11,7 @@ from ftrun.checkpoint.layout import MANIFEST
 from ftrun.checkpoint.sealed import UnsealedError, seal, unseal
 from ftrun.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 """Version of everything below a checkpoint root. A reader refuses newer ones."""
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Literal
 from ftrun.checkpoint.epochs import require_free_or_ours
 from ftrun.checkpoint.layout import LATEST, MANIFEST, AttemptName, Root, attempt_key, bad_key
 from ftrun.checkpoint.manifest import BadManifestError, Manifest, NewerFormatError
-from ftrun.errors import NoValidCheckpoint
+from ftrun.checkpoint.storage.base import UnreachableError, why
+from ftrun.errors import CheckpointError, NoValidCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 Status = Literal["committed", "uncommitted", "invalid", "bad"]
 
@@ -67,13 +68,7 @@ def attempts(root: Root) -> list[AttemptInfo]:
     Raises:
         CheckpointError: the root can't be listed.
     """
-    found = []
-    for name in root.attempts():
-        try:
-            found.append(inspect(root, name))
-        except NewerFormatError as error:
-            found.append(AttemptInfo(name, "invalid", str(error), None, _usage(root, name)))
-    return found
+    return [_info(root, name) for name in root.attempts()]
 
 
 def inspect(root: Root, name: AttemptName) -> AttemptInfo:
@@ -81,22 +76,40 @@ def inspect(root: Root, name: AttemptName) -> AttemptInfo:
 
     Raises:
         NewerFormatError: its manifest was written by a newer ftrun.
+        CheckpointError: a remote storage is away.
     """
-    size = _usage(root, name)
+    return _examine(root, name, _files(root, name))
+
+
+def _info(root: Root, name: AttemptName) -> AttemptInfo:
+    files = _files(root, name)
+    try:
+        return _examine(root, name, files)
+    except NewerFormatError as error:
+        return AttemptInfo(name, "invalid", str(error), None, sum(files.values()))
+
+
+def _examine(root: Root, name: AttemptName, files: Mapping[str, int]) -> AttemptInfo:
+    """As :func:`inspect`, with the attempt's listing. A remote storage is asked for nothing that the listing knows."""
+    size = sum(files.values())
     reason = _bad_reason(root, name)
     if reason is not None:
         return AttemptInfo(name, "bad", reason, None, size)
+    if root.remote and MANIFEST not in files:
+        return AttemptInfo(name, "uncommitted", f"has no {MANIFEST}", None, size)
     try:
         content = root.read(attempt_key(name, MANIFEST))
     except (FileNotFoundError, NotADirectoryError):
         return AttemptInfo(name, "uncommitted", f"has no {MANIFEST}", None, size)
+    except UnreachableError:
+        raise
     except OSError as error:
-        return AttemptInfo(name, "invalid", f"{MANIFEST} can't be read: {error.strerror}", None, size)
+        return AttemptInfo(name, "invalid", f"{MANIFEST} can't be read: {why(error)}", None, size)
     try:
         manifest = Manifest.from_bytes(content)
     except BadManifestError as error:
         return AttemptInfo(name, "invalid", f"{MANIFEST} {error}", None, size)
-    reason = _misfit(root, name, manifest)
+    reason = _misfit(root, name, manifest, files)
     return AttemptInfo(name, "invalid" if reason else "committed", reason, manifest, size)
 
 
@@ -118,7 +131,8 @@ def latest(root: Root, run_id: str, *, since: int = 0, exclude: Collection[str] 
     for name in root.attempts():
         if name.epoch < since:
             continue
-        info = inspect(root, name)
+        # A directory is asked for each file, which is fresher than a listing; the sum of their sizes is of no interest.
+        info = _examine(root, name, _files(root, name) if root.remote else {})
         reason = _objection(info, run_id, exclude)
         if reason is None and info.manifest is not None:
             return Choice(Commit(name, info.manifest), tuple(skipped))
@@ -171,15 +185,17 @@ def _objection(info: AttemptInfo, run_id: str, exclude: Collection[str]) -> str 
     return None
 
 
-def _misfit(root: Root, name: AttemptName, manifest: Manifest) -> str:
+def _misfit(root: Root, name: AttemptName, manifest: Manifest, files: Mapping[str, int]) -> str:
     """How a manifest contradicts where it lies or what lies beside it; empty where it doesn't."""
     if (manifest.attempt, manifest.epoch, manifest.step) != (str(name), name.epoch, name.step):
         return f"{MANIFEST} is that of {manifest.attempt}"
+    # A large job has tens of thousands of files: what is the same for all of them is looked up once.
+    storage, remote, top = root.storage, root.remote, attempt_key(name, "")
     for file, record in sorted(manifest.files.items()):
         try:
-            size = root.size(attempt_key(name, file))
+            size = files.get(file) if remote else storage.size(top + file)
         except OSError as error:
-            return f"{file} can't be read: {error.strerror}"
+            return f"{file} can't be read: {why(error)}"
         if size is None:
             return f"{file} is missing"
         if size != record.size:
@@ -192,19 +208,23 @@ def _bad_reason(root: Root, name: AttemptName) -> str | None:
         content = root.read(bad_key(name))
     except FileNotFoundError:
         return None
+    except UnreachableError:
+        raise
     except OSError as error:
-        return f"is marked as bad ({error.strerror})"
+        return f"is marked as bad ({why(error)})"
     try:
         return f"is marked as bad: {json.loads(content)['reason']}"
     except (ValueError, KeyError, TypeError):
         return "is marked as bad"
 
 
-def _usage(root: Root, name: AttemptName) -> int:
+def _files(root: Root, name: AttemptName) -> dict[str, int]:
     try:
-        return sum(root.files(name).values())
-    except OSError:  # its reason shows when its manifest is read
-        return 0
+        return root.files(name)
+    except OSError as error:
+        if not root.remote:  # its reason shows when its manifest is read
+            return {}
+        raise CheckpointError(f"can't list {name} in {root.url}: {why(error)}; check permissions") from error
 
 
 def _promised(root: Root, since: int) -> list[tuple[str, str]]:
@@ -219,7 +239,7 @@ def _promised(root: Root, since: int) -> list[tuple[str, str]]:
 
 
 def _no_valid(root: Root, run_id: str, skipped: list[tuple[str, str]]) -> str:
-    lines = [f"{root.path} holds checkpoints for the run {run_id!r}, but none that can be used:"]
+    lines = [f"{root.url} holds checkpoints for the run {run_id!r}, but none that can be used:"]
     lines += [f"  {name}: {reason}" for name, reason in skipped]
-    lines.append(f"look with `ftrun ckpt ls {root.path}` and restore the files, or start over with --fresh")
+    lines.append(f"look with `ftrun ckpt ls {root.url}` and restore the files, or start over with --fresh")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ None of it needs torch: the keeper reads and writes it too.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from ftrun.checkpoint.checksums import FileRecord
@@ -170,6 +171,31 @@ class Seal:
 
 
 @dataclass(frozen=True)
+class About:
+    """What a manifest says beside its files. Every node's record has it, so that any leader can commit.
+
+    Attributes:
+        run_id: identity of the run.
+        world_size: number of ranks.
+        step: number of finished steps in the state.
+        total: number of steps that the run asked for.
+        reason: why it was taken.
+        data: data position.
+        parent: the checkpoint that the attempt resumed from.
+        torch: version of torch.
+    """
+
+    run_id: str
+    world_size: int
+    step: int
+    total: int | None
+    reason: str
+    data: dict[str, Any] | None
+    parent: str | None
+    torch: str
+
+
+@dataclass(frozen=True)
 class DoneRecord:
     """A node's word that the files of its ranks are written and verified: ``done/n0001.json``.
 
@@ -177,17 +203,20 @@ class DoneRecord:
         node: number of the node.
         files: what each of its files is.
         words: what its ranks say, by rank.
+        about: what the manifest will say.
     """
 
     node: int
     files: dict[str, FileRecord]
     words: dict[int, Word]
+    about: About | None = None
 
     def to_bytes(self) -> bytes:
         """The file's content."""
         files = {name: record.to_json() for name, record in self.files.items()}
-        words = {str(rank): asdict(word) for rank, word in self.words.items()}
-        return seal({"node": self.node, "files": files, "words": words})
+        words = {str(rank): dict(word.__dict__) for rank, word in self.words.items()}
+        about = self.about and dict(self.about.__dict__)
+        return seal({"node": self.node, "files": files, "words": words, "about": about})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> DoneRecord:
@@ -202,21 +231,32 @@ class DoneRecord:
                 raise UnsealedError("lists something that is no file of a checkpoint")
             files = {name: FileRecord.from_json(record) for name, record in document["files"].items()}
             words = {int(rank): Word(**word) for rank, word in document["words"].items()}
-            return cls(document["node"], files, words)
+            about = document.get("about")
+            return cls(document["node"], files, words, None if about is None else About(**about))
         except (KeyError, TypeError, AttributeError) as error:
             raise UnsealedError("is no node's record") from error
 
 
 def _entry(dtype: str, shape: list[int], ranks: str, digest: str | None) -> TensorEntry:
-    if not is_text(dtype) or not all(map(is_count, shape)) or not (digest is None or is_text(digest)):
+    if not is_text(dtype) or not _are_counts(shape) or not (digest is None or is_text(digest)):
         raise ValueError("type, shape or digest")
     ranks_of(ranks)
     return TensorEntry(dtype, tuple(shape), ranks, digest)
 
 
 def _piece(tensor: str, offset: list[int], shape: list[int], start: int, stop: int, file: str, byte: int) -> Piece:
-    if not all(map(is_count, [*offset, *shape, start, stop, byte])) or len(offset) != len(shape):
+    if not _are_counts([*offset, *shape, start, stop, byte]) or len(offset) != len(shape):
         raise ValueError("a piece's numbers")
-    if not isinstance(tensor, str) or not is_file_name(file):
+    if not isinstance(tensor, str) or not _is_file_name(file):
         raise ValueError("a piece's names")
     return Piece(tensor, Box(tuple(offset), tuple(shape)), start, stop, file, byte)
+
+
+def _are_counts(values: list[Any]) -> bool:
+    """Whether all are whole numbers from 0; at once, for a record has ten thousands of them."""
+    return set(map(type, values)) <= {int} and min(values, default=0) >= 0
+
+
+@lru_cache(maxsize=64)
+def _is_file_name(name: object) -> bool:
+    return is_file_name(name)

@@ -5,33 +5,33 @@ else is an object with the key ``"$"``, whose value says what it is: ``{"$": "tu
 dict that has the key ``"$"`` itself is written as such an object too, so the two can't be confused.
 
 Tensors stay outside: ``{"$": "tensor", "name": "model/blocks.0.weight"}``. Tensors that are the same view of
-the same memory (tied weights) are stored once and come back as one object.
+the same memory (tied weights) are stored once and come back as one object. A tensor that lies inside another one is
+said to be a view of it, ``{"$": "view", "of": "flat", "shape": [2, 3], "stride": [3, 1], "offset": 6}``, and comes
+back as one. A DTensor is a tensor like any other here; without a template it comes back whole, as a plain tensor.
 """
 
 from __future__ import annotations
 
-import enum
 import json
-import re
-import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ftrun.checkpoint import words
-from ftrun.checkpoint.words import TAG, decode_word, dtype_name, encode_word, is_numpy_dtype
-from ftrun.errors import NotStorable
+from ftrun.checkpoint import aliases, dtensors, refusals, words
+from ftrun.checkpoint.decoding import FACTORIES, decode
+from ftrun.checkpoint.dtensors import all_plain, is_dtensor
+from ftrun.checkpoint.refusals import Refused
+from ftrun.checkpoint.words import TAG, encode_word, is_numpy_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
+
+__all__ = ["Encoded", "decode", "encode"]
 
 _MAX_DEPTH = 100
-# Packed or opaque types: torch has no copy for them.
-_NO_COPY = re.compile(r"u?int[1-7]|bits\w+|q\w+")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Encoded:
 
     Attributes:
         tree: JSON-able; the order of keys in its objects carries meaning.
-        tensors: the tensors themselves by name, not copies.
+        tensors: the tensors themselves by name, not copies: plain ones without gradient, and DTensors.
     """
 
     tree: Any
@@ -54,226 +54,248 @@ def encode(value: object) -> Encoded:
         NotStorable: something in it can't be stored without pickle; the message names the path to it.
     """
     encoder = _Encoder()
-    return Encoded(encoder.encode(value, ()), encoder.tensors)
-
-
-def decode(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Put a value together again. Tensors are those of the mapping, as plain tensors without gradient.
-
-    Raises:
-        ValueError: the tree was not made by :func:`encode`, or a tensor is missing.
-    """
     try:
-        return _decode(tree, tensors)
-    except (KeyError, TypeError, AttributeError, RuntimeError, RecursionError, struct.error) as error:
-        raise ValueError(f"malformed state: {error!r}") from error
+        tree = encoder.encode(value, "")
+        bad = refusals.not_storable(encoder.given)
+        if bad is not None:
+            _Encoder(refuse=bad).encode(value, "")
+    except Refused as refused:
+        raise refused.as_error() from None
+    return Encoded(tree, encoder.tied())
 
 
 class _Encoder:
-    """One walk over a value."""
+    """One walk over a value. Runs at every save, over thousands of tensors: what it does for each of them counts.
 
-    def __init__(self) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._seen: dict[tuple[Any, ...], str] = {}
-        self._open: set[int] = set()
+    Args:
+        refuse: a tensor that can't be stored, so that the walk finds the path to it.
+    """
 
-    def encode(self, value: Any, path: tuple[Any, ...]) -> Any:
-        container = _CONTAINERS.get(type(value))
+    def __init__(self, refuse: torch.Tensor | None = None) -> None:
+        self.given: list[torch.Tensor] = []
+        self._names: list[str] = []  # as long as the tensors that were given, and so are their nodes in the tree
+        self._nodes: list[dict[str, Any]] = []
+        self._refuse = refuse
+        self._kinds = dtensors.storable_classes()
+        self._open: list[object] = []
+
+    def encode(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        container = _CONTAINERS.get(kind)
         if container is not None:
-            with self._inside(value, path):
-                return container(self, value, path)
-        if isinstance(value, torch.Tensor):
-            return {TAG: "tensor", "name": self._tensor(value, path)}
-        if type(value) is np.ndarray:
-            return self._array(value, path)
+            if len(self._open) > _MAX_DEPTH:
+                raise self._too_deep(value)
+            self._open.append(value)
+            node = container(self, value, name)
+            self._open.pop()
+            return node
         word = encode_word(value)
-        if word is words.UNKNOWN:
-            raise _refusal(path, *_reason(value))
-        return word
+        if word is not words.UNKNOWN:
+            return word
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, name, {TAG: "tensor", "name": name})
+        if kind is np.ndarray:
+            return self._array(value, name)
+        raise Refused(*refusals.value_problem(value))
 
-    @contextmanager
-    def _inside(self, value: object, path: tuple[Any, ...]) -> Iterator[None]:
-        if id(value) in self._open:
-            raise _refusal(path, "a container that holds itself", "break the cycle")
-        if len(path) > _MAX_DEPTH:
-            raise _refusal(path[:8], f"nesting of more than {_MAX_DEPTH} levels", "flatten it")
-        self._open.add(id(value))
+    def _too_deep(self, value: object) -> Refused:
+        if any(each is value for each in self._open):
+            return Refused("a container that holds itself", "break the cycle")
+        return Refused(f"nesting of more than {_MAX_DEPTH} levels", "flatten it")
+
+    def items(self, values: Any, name: str) -> list[Any]:
+        if words.is_plain_list(values):  # thousands of names or numbers of parameters
+            return list(values)
+        nodes: list[Any] = []
         try:
-            yield
-        finally:
-            self._open.remove(id(value))
+            for index, value in enumerate(values):
+                nodes.append(self.encode(value, f"{name}/{index}"))
+        except Refused as refused:
+            refused.keys.append(len(nodes))
+            raise
+        return nodes
 
-    def items(self, values: Any, path: tuple[Any, ...]) -> list[Any]:
-        return [self.encode(value, (*path, index)) for index, value in enumerate(values)]
+    def mapping(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
+        if not _are_plain_keys(value):
+            return self._pairs(value, name)
+        prefix = f"{name}/" if name else ""
+        if self._refuse is None and self._kinds.issuperset(map(type, value.values())):
+            return self._tensors(value, prefix)
+        nodes = {}
+        key: Any = None
+        try:
+            for key, item in value.items():
+                nodes[key] = self.encode(item, prefix + key)
+        except Refused as refused:
+            refused.keys.append(key)
+            raise
+        return nodes
 
-    def mapping(self, value: dict[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-        if all(type(key) is str and key != TAG and words.is_plain_text(key) for key in value):
-            return {key: self.encode(item, (*path, key)) for key, item in value.items()}
-        pairs = [[self.encode(key, (*path, "key")), self.encode(item, (*path, key))] for key, item in value.items()]
+    def _tensors(self, value: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
+        """A dict of tensors and nothing else, which most of a state consists of."""
+        names = [prefix + key for key in value]
+        nodes: list[dict[str, Any]] = [{TAG: "tensor", "name": name} for name in names]
+        self.given += value.values()
+        self._names += names
+        self._nodes += nodes
+        return dict(zip(value, nodes, strict=True))
+
+    def _pairs(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
+        pairs = []
+        prefix = f"{name}/" if name else ""
+        key: Any = None
+        try:
+            for key, item in value.items():
+                pairs.append([self.encode(key, f"{prefix}key"), self.encode(item, f"{prefix}{key}")])
+        except Refused as refused:
+            refused.keys.append(key)
+            raise
         return {TAG: "dict", "items": pairs}
 
-    def _tensor(self, tensor: torch.Tensor, path: tuple[Any, ...]) -> str:
-        problem = _tensor_problem(tensor)
-        if problem is not None:
-            raise _refusal(path, *problem)
-        key = _identity(tensor)
-        if key not in self._seen:
-            # A plain view: requires_grad and the class Parameter stay behind, the memory is the same.
-            self._seen[key] = self._name(path)
-            self.tensors[self._seen[key]] = tensor.detach()
-        return self._seen[key]
+    def attribute(self, value: Any, key: str, name: str) -> Any:
+        try:
+            return self.encode(value, f"{name}/{key}")
+        except Refused as refused:
+            refused.keys.append(key)
+            raise
 
-    def _array(self, array: Any, path: tuple[Any, ...]) -> dict[str, Any]:
-        if not is_numpy_dtype(array.dtype):
-            raise _refusal(path, f"a NumPy array of {array.dtype}", "use numbers, booleans, texts or times")
-        node = {TAG: "ndarray", "dtype": array.dtype.str, "shape": list(array.shape), "tensor": None}
-        if array.nbytes:
-            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            # torch warns about memory that it must not write to.
-            node["tensor"] = self._tensor(torch.from_numpy(flat if flat.flags.writeable else flat.copy()), path)
+    def _tensor(self, tensor: torch.Tensor, name: str, node: dict[str, Any]) -> dict[str, Any]:
+        if tensor is self._refuse:
+            raise Refused(*refusals.problem_of(tensor))
+        self.given.append(tensor)
+        self._names.append(name)
+        self._nodes.append(node)
         return node
 
-    def _name(self, path: tuple[Any, ...]) -> str:
-        parts = (str(part) for part in path)
-        wanted = "/".join(parts).encode("utf-8", "replace").decode("utf-8") or "value"
-        name, count = wanted, 0
-        while name in self.tensors or name == "__metadata__":
-            count += 1
-            name = f"{wanted}~{count}"
-        return name
+    def _array(self, array: Any, name: str) -> dict[str, Any]:
+        if not is_numpy_dtype(array.dtype):
+            raise Refused(f"a NumPy array of {array.dtype}", "use numbers, booleans, texts or times")
+        node = {TAG: "ndarray", "dtype": array.dtype.str, "shape": list(array.shape), "tensor": None}
+        if not array.nbytes:
+            return node
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        # torch warns about memory that it must not write to.
+        return self._tensor(torch.from_numpy(flat if flat.flags.writeable else flat.copy()), name, node)
+
+    def tied(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, each byte of memory once; what shares memory with another is said to in the tree.
+
+        To be called once, when the tree is complete.
+        """
+        # A plain view: requires_grad and the class Parameter stay behind, the memory is the same.
+        held = [each if type(each) is torch.Tensor and not each.requires_grad else _plain(each) for each in self.given]
+        bases = aliases.bases(held) if all_plain(self.given) else _bases(held)
+        self._name_apart()
+        tensors = dict(zip(self._names, held, strict=True))
+        for number, base in bases.items():
+            if self._point(number, base, held[number], held[base]):
+                del tensors[self._names[number]]
+        return tensors
+
+    def _name_apart(self) -> None:
+        """Give every tensor a name of its own that UTF-8 can say, and arrays the name of theirs."""
+        if not _are_apart(self._names):
+            taken = set(_NO_NAMES)
+            for number, name in enumerate(self._names):
+                self._names[number] = free = _free(name, taken)
+                self._nodes[number]["name"] = free
+                taken.add(free)
+        for name, node in zip(self._names, self._nodes, strict=True):
+            if node[TAG] == "ndarray":
+                node.pop("name", None)
+                node["tensor"] = name
+
+    def _point(self, number: int, base: int, tensor: torch.Tensor, of: torch.Tensor) -> bool:
+        """Say in the tree that a tensor's bytes are those of another one; False where there is no word for it."""
+        node, name = self._nodes[number], self._names[base]
+        same = (tensor.shape, tensor.stride()) == (of.shape, of.stride())
+        if node[TAG] == "ndarray":
+            node["tensor"] = name if same else node["tensor"]
+            return same
+        node.clear()
+        if same:
+            node |= {TAG: "tensor", "name": name}
+        else:
+            layout = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
+            node |= {TAG: "view", "of": name, **layout, "offset": aliases.offset_in(of, tensor)}
+        return True
 
 
-def _sorted_items(encoder: _Encoder, value: Any, path: tuple[Any, ...]) -> list[Any]:
+def _are_apart(names: list[str]) -> bool:
+    different = set(names)
+    return len(different) == len(names) and different.isdisjoint(_NO_NAMES) and "".join(names).isascii()
+
+
+def _free(name: str, taken: set[str]) -> str:
+    wanted = name.encode("utf-8", "replace").decode("utf-8") or "value"
+    free, count = wanted, 0
+    while free in taken:
+        count += 1
+        free = f"{wanted}~{count}"
+    return free
+
+
+def _are_plain_keys(value: dict[Any, Any]) -> bool:
+    """Whether JSON brings these keys back as they are, and none of them is taken for the tag."""
+    if TAG in value or not _TEXTS.issuperset(map(type, value)):
+        return False
+    together = "".join(value)
+    return together.isascii() or words.is_plain_text(together)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if is_dtensor(tensor) else tensor.detach()
+
+
+def _bases(held: list[torch.Tensor]) -> dict[int, int]:
+    """For each tensor whose bytes another one has, by their numbers, that other one."""
+    sharded = [number for number, tensor in enumerate(held) if is_dtensor(tensor)]
+    plain = sorted(set(range(len(held))).difference(sharded))
+    found = {plain[number]: plain[base] for number, base in aliases.bases([held[each] for each in plain]).items()}
+    ties = dtensors.ties([held[number] for number in sharded])
+    return found | {sharded[number]: sharded[first] for number, first in ties.items()}
+
+
+# Of a tensor's name in a file: this one is taken by the format, and no name is none.
+_NO_NAMES = frozenset({"__metadata__", ""})
+_TEXTS = frozenset({str})
+
+
+def _sorted_items(encoder: _Encoder, value: Any, name: str) -> list[Any]:
     # Sets have no order that ranks share; replicated state must be the same text on all of them.
-    return sorted(encoder.items(value, path), key=json.dumps)
+    return sorted(encoder.items(value, name), key=json.dumps)
 
 
-def _ordered(encoder: _Encoder, value: OrderedDict[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    node = {TAG: "OrderedDict", "of": encoder.mapping(value, path)}
+def _ordered(encoder: _Encoder, value: OrderedDict[Any, Any], name: str) -> dict[str, Any]:
+    node = {TAG: "OrderedDict", "of": encoder.mapping(value, name)}
     extra = dict(vars(value))
     if "_metadata" in extra:  # what nn.Module.state_dict() hangs on its result
-        node["metadata"] = encoder.encode(extra.pop("_metadata"), (*path, "_metadata"))
+        node["metadata"] = encoder.attribute(extra.pop("_metadata"), "_metadata", name)
     if extra:
-        raise _refusal(path, f"an OrderedDict with the attribute {next(iter(extra))!r}", "store it under a key")
+        raise Refused(f"an OrderedDict with the attribute {next(iter(extra))!r}", "store it under a key")
     return node
 
 
-def _defaults(encoder: _Encoder, value: defaultdict[Any, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+def _defaults(encoder: _Encoder, value: defaultdict[Any, Any], name: str) -> dict[str, Any]:
     factory = value.default_factory
-    name = None if factory is None else getattr(factory, "__name__", "")
-    if name is not None and _FACTORIES.get(name) is not factory:
-        raise _refusal(path, "a defaultdict of a function", "use one of a builtin type, or a plain dict")
-    return {TAG: "defaultdict", "factory": name, "of": encoder.mapping(value, path)}
+    kind = None if factory is None else getattr(factory, "__name__", "")
+    if kind is not None and FACTORIES.get(kind) is not factory:
+        raise Refused("a defaultdict of a function", "use one of a builtin type, or a plain dict")
+    return {TAG: "defaultdict", "factory": kind, "of": encoder.mapping(value, name)}
 
 
-_BUILTINS = (list, dict, set, tuple, int, float, bool, str, bytes)
-_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in _BUILTINS}
-
-_CONTAINERS: dict[type, Callable[[_Encoder, Any, tuple[Any, ...]], Any]] = {
-    list: lambda encoder, value, path: encoder.items(value, path),
-    tuple: lambda encoder, value, path: {TAG: "tuple", "items": encoder.items(value, path)},
-    set: lambda encoder, value, path: {TAG: "set", "items": _sorted_items(encoder, value, path)},
-    frozenset: lambda encoder, value, path: {TAG: "frozenset", "items": _sorted_items(encoder, value, path)},
-    deque: lambda encoder, value, path: {
+_CONTAINERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
+    list: _Encoder.items,
+    tuple: lambda encoder, value, name: {TAG: "tuple", "items": encoder.items(value, name)},
+    set: lambda encoder, value, name: {TAG: "set", "items": _sorted_items(encoder, value, name)},
+    frozenset: lambda encoder, value, name: {TAG: "frozenset", "items": _sorted_items(encoder, value, name)},
+    deque: lambda encoder, value, name: {
         TAG: "deque",
         "maxlen": value.maxlen,
-        "items": encoder.items(value, path),
+        "items": encoder.items(value, name),
     },
-    dict: lambda encoder, value, path: encoder.mapping(value, path),
-    Counter: lambda encoder, value, path: {TAG: "Counter", "of": encoder.mapping(value, path)},
+    dict: _Encoder.mapping,
+    Counter: lambda encoder, value, name: {TAG: "Counter", "of": encoder.mapping(value, name)},
     OrderedDict: _ordered,
     defaultdict: _defaults,
-}
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for two tensors that are the same view of the same memory."""
-    if tensor.numel() == 0:  # no memory, no address
-        return (id(tensor),)
-    where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-    return (*where, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-
-
-def _tensor_problem(tensor: torch.Tensor) -> tuple[str, str] | None:
-    """What keeps a tensor from being stored, and what to do about it."""
-    kind = type(tensor)
-    if kind.__name__ == "DTensor":
-        return "a DTensor", "sharded state can't be saved in this version; track a full state dict"
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return f"a tensor of layout {tensor.layout}", "track x.to_dense() or its parts"
-    if tensor.is_quantized or _NO_COPY.fullmatch(dtype_name(tensor.dtype)):
-        return f"a tensor of {tensor.dtype}", "track x.dequantize(), or its parts"
-    if tensor.device.type == "meta":
-        return "a tensor on the meta device, which has no values", "materialise it before it is tracked"
-    if kind not in (torch.Tensor, torch.nn.Parameter):
-        return f"a tensor of class {kind.__qualname__}", "track x.as_subclass(torch.Tensor)"
-    return None
-
-
-def _reason(value: object) -> tuple[str, str]:
-    """What a value is called, and what to do about it."""
-    kind = type(value)
-    if isinstance(value, enum.Enum):
-        return f"the enum member {value}", "store its name or value"
-    if kind.__name__ in ("function", "method", "builtin_function_or_method"):
-        return "a function", "return plain values from state_dict(), or leave it out"
-    if isinstance(value, np.generic | np.ndarray):
-        return f"a {kind.__qualname__} of {value.dtype}", "store a plain array or number"
-    if isinstance(value, str | int | float | list | tuple | dict | set):
-        return f"a {kind.__qualname__}", "convert it to the builtin type that it extends"
-    what = f"a {kind.__module__}.{kind.__qualname__}"
-    return what, "return plain values and tensors from state_dict(), or leave it out"
-
-
-def _refusal(path: tuple[Any, ...], what: str, advice: str) -> NotStorable:
-    head = f"tracked {path[0]!r}" if path else "tracked value"
-    rest = "".join(f"[{part!r}]" for part in path[1:])
-    return NotStorable(f"{head}{' → ' if rest else ''}{rest}: {what} can't be stored without pickle; {advice}")
-
-
-def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(node, list):
-        return [_decode(item, tensors) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if TAG not in node:
-        return {key: _decode(item, tensors) for key, item in node.items()}
-    container = _DECODERS.get(node[TAG])
-    return decode_word(node) if container is None else container(node, tensors)
-
-
-def _decode_pairs(node: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[Any, Any]:
-    return {_decode(key, tensors): _decode(item, tensors) for key, item in node["items"]}
-
-
-def _decode_ordered(node: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> OrderedDict[Any, Any]:
-    value = OrderedDict(_decode(node["of"], tensors))
-    if "metadata" in node:
-        value._metadata = _decode(node["metadata"], tensors)  # type: ignore[attr-defined]
-    return value
-
-
-def _decode_defaults(node: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> defaultdict[Any, Any]:
-    factory = None if node["factory"] is None else _FACTORIES[node["factory"]]
-    return defaultdict(factory, _decode(node["of"], tensors))
-
-
-def _decode_array(node: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    dtype = words.numpy_dtype(node["dtype"])
-    if node["tensor"] is None:
-        return np.zeros(node["shape"], dtype)
-    return tensors[node["tensor"]].contiguous().numpy().view(dtype).reshape(node["shape"])
-
-
-_DECODERS: dict[str, Callable[[dict[str, Any], Mapping[str, torch.Tensor]], Any]] = {
-    "tensor": lambda node, tensors: tensors[node["name"]],
-    "ndarray": _decode_array,
-    "tuple": lambda node, tensors: tuple(_decode(node["items"], tensors)),
-    "set": lambda node, tensors: set(_decode(node["items"], tensors)),
-    "frozenset": lambda node, tensors: frozenset(_decode(node["items"], tensors)),
-    "deque": lambda node, tensors: deque(_decode(node["items"], tensors), node["maxlen"]),
-    "dict": _decode_pairs,
-    "Counter": lambda node, tensors: Counter(_decode(node["of"], tensors)),
-    "OrderedDict": _decode_ordered,
-    "defaultdict": _decode_defaults,
 }

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 TAG = "$"
 """The reserved key: an object that has it says by its value what it is."""
@@ -26,6 +26,14 @@ _NUMPY_KINDS = frozenset("biufcSUMm")
 def is_plain_text(text: str) -> bool:
     """Whether JSON brings the text back as it is: two lone surrogates would come back as one character."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def is_plain_list(values: Collection[Any]) -> bool:
+    """Whether JSON brings some values back as they are: all of them texts, or all of them whole numbers."""
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return "".join(values).isascii()
+    return kinds == {int} and min(values) >= -_JSON_INT and max(values) < _JSON_INT
 
 
 def is_numpy_dtype(dtype: Any) -> bool:

@@ -121,7 +121,8 @@ class Agent(LocalElasticAgent):
         self._director.clock.mark("rendezvous")
         store: Any = worker_group.store
         node: Any = worker_group.group_rank
-        self._run_logs.begin(*self._director.begin_round(store, node))
+        nodes: Any = worker_group.group_world_size
+        self._run_logs.begin(*self._director.begin_round(store, node, nodes))
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stopping_since = None
@@ -171,6 +172,7 @@ class Agent(LocalElasticAgent):
             raise AssertionError("workers are started before they are watched")
         workers.look(self._interval if self._busy else max(self._interval, _STEADY_SECONDS))
         self._forward()
+        self._director.keep()
         if workers.failed:
             if self._leaving_in_order(workers):
                 return RunResult(state=WorkerState.HEALTHY)
@@ -293,7 +295,7 @@ class Agent(LocalElasticAgent):
         return ranks
 
     def _own_leaders(self) -> set[int]:
-        return {*self._standbys.pids(), *self._guard.pids()}
+        return {*self._standbys.pids(), *self._guard.pids(), *self._director.keeper_pids()}
 
     # Signals
 

@@ -77,13 +77,13 @@ class Director:
 
     # The beginning of an attempt
 
-    def begin_round(self, store: Store, node: int) -> tuple[WorkerContract, int]:
+    def begin_round(self, store: Store, node: int, nodes: int) -> tuple[WorkerContract, int]:
         """Settle epoch, attempt and commit for the attempt that is about to start; see :class:`Rounds`.
 
         Returns:
             What its workers are told, and how many times workers were started before.
         """
-        current = self._rounds.begin(store, node)
+        current = self._rounds.begin(store, node, nodes)
         self._record.begin(current.attempt, node)
         self._watch.begin()
         if node != self._sources.node:
@@ -103,6 +103,15 @@ class Director:
     def sessions_lead(self) -> bool:
         """Whether the workers of the current attempt run a Session, which knows how to leave in order."""
         return self._rounds.current is not None and any(beat.owned for beat in self._beats().values())
+
+    def keep(self) -> None:
+        """See that the node's keeper runs where there is something to keep. Called at every turn of the monitor."""
+        if self._rounds.keeping is not None:
+            self._rounds.keeping.look(wanted=self.sessions_lead())
+
+    def keeper_pids(self) -> list[int]:
+        """The keeper's process, which no worker has started."""
+        return self._rounds.keeping.pids() if self._rounds.keeping is not None else []
 
     def all_stepped(self) -> bool:
         """Whether every rank of this node has completed a step of this attempt."""
@@ -302,8 +311,14 @@ class Director:
         return f"the same command with --run-dir {self._console.short(self._plan.run_dir.path)} goes on"
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Let go of what is open, and have what lies in memory committed."""
         self._collector.close()
+        keeping = self._rounds.keeping
+        if keeping is not None and not keeping.finish(self.grace):
+            self._console.warn(
+                f"a snapshot is not committed yet: it stays in {keeping.tier.path}, where the next start of this run "
+                "takes it up; remove the directory if there won't be one"
+            )
 
     def _beats(self) -> dict[int, pulse.Beat]:
         attempt, node = self._current.attempt, self._rounds.node

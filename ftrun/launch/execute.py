@@ -93,7 +93,10 @@ def _prepare(plan: LaunchPlan, console: Console) -> None:
 
 def _check_root(plan: LaunchPlan) -> None:
     """See that a checkpoint root outside the run directory can be written, before anything else is."""
-    root = Path(plan.root)
+    opened = plan.open_root()
+    if opened.remote:
+        return  # its first request says it
+    root = opened.path
     if root.is_relative_to(plan.run_dir.path):
         return
     probe = root / f".probe.{uuid.uuid4().hex[:8]}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint import layout, reader
+from ftrun.checkpoint.storage.base import UnreachableError
 from ftrun.config import origins
 from ftrun.config.load import JobFile, load_job, to_json
 from ftrun.contract import WorkerContract
@@ -78,6 +80,14 @@ class LaunchPlan:
         """Seconds that workers get to leave in order."""
         return self.job.config.signals.grace.total_seconds()
 
+    def open_root(self) -> layout.Root:
+        """The checkpoint root.
+
+        Raises:
+            UsageError: its driver is missing, or it can't be used.
+        """
+        return layout.Root.open(self.root, self.job.config.checkpoint.options)
+
     @property
     def shared_by_nodes(self) -> bool:
         """Whether several launchers, on several nodes, work on this run."""
@@ -90,6 +100,7 @@ class LaunchPlan:
             "run_dir": str(self.run_dir.path),
             "run_id": self.run_id,
             "checkpoint_root": self.root,
+            "storage_options": dict(self.job.config.checkpoint.options),
             "script": self.script,
             "script_args": self.script_args,
             "state": "fresh" if self.fresh or not self.continues else "finished" if self.finished else "continues",
@@ -113,7 +124,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
     _check_script(script, launch, cwd)
     run_dir, run_id = _run_dir(line, job, script, cwd)
     given_root = job.config.checkpoint.root
-    root = str(layout.Root.open(given_root).path) if given_root else str(run_dir.checkpoints)
+    root = layout.Root.open(given_root, job.config.checkpoint.options).url if given_root else str(run_dir.checkpoints)
     # A directory that ftrun didn't make is refused with --fresh too: it must not be moved aside.
     continues = run_dir.exists() and not line.fresh
     named = line.name is not None or job.config.name is not None
@@ -132,7 +143,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
         fresh=line.fresh,
         continues=continues,
         finished=past is not None and past.finished,
-        resume=None if line.fresh else _resume(root, run_id, past),
+        resume=None if line.fresh else _resume(layout.Root.open(root, job.config.checkpoint.options), run_id, past),
         limits=_limits(line, job, launch),
         contract=_contract(line, job, run_dir, run_id, root),
     )
@@ -253,15 +264,19 @@ def _identity(run_dir: RunDir, run_id: str, *, named: bool) -> str:
     return str(recorded)
 
 
-def _resume(root: str, run_id: str, past: history.History | None) -> str | None:
-    if Path(root).exists() and not Path(root).is_dir():
-        raise UsageError(f"the checkpoint root {root} is a file, not a directory. Choose another with checkpoint.root.")
+def _resume(root: layout.Root, run_id: str, past: history.History | None) -> str | None:
+    if not root.remote and root.path.exists() and not root.path.is_dir():
+        raise UsageError(
+            f"the checkpoint root {root.path} is a file, not a directory. Choose another with checkpoint.root."
+        )
     try:
-        commit = reader.resume_point(layout.Root.open(root), run_id).commit
+        commit = reader.resume_point(root, run_id).commit
+    except UnreachableError:
+        raise  # that passes: it is no mistake of the user's
     except CheckpointError as error:
         raise UsageError(str(error)) from error
     if commit is None and past is not None and past.commits:
-        raise NoValidCheckpoint(lost_commits(run_id, past.commits[-1].step, root))
+        raise NoValidCheckpoint(lost_commits(run_id, past.commits[-1].step, root.url))
     return str(commit.name) if commit is not None else None
 
 
@@ -271,6 +286,14 @@ def lost_commits(run_id: str, step: int, root: str) -> str:
         f"{run_id} committed step {step:,}, but there is no checkpoint in {root}. Is it mounted, was it moved? "
         "Put the checkpoints back, or start over with --fresh."
     )
+
+
+def _local(given: str | None, run_dir: RunDir) -> str:
+    """This run's own part of the local tier's directory; empty where there is none."""
+    if given is None:
+        return ""
+    digest = hashlib.blake2b(str(run_dir.path.absolute()).encode(), digest_size=6).hexdigest()
+    return str(Path(given).absolute() / f"ftrun-{digest}")
 
 
 def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> Limits:
@@ -302,6 +325,10 @@ def _contract(line: CommandLine, job: JobFile, run_dir: RunDir, run_id: str, roo
         worker_dir="",
         every=config.checkpoint.every if job.origin(("checkpoint", "every")) != "default" else None,
         keep_last=config.checkpoint.keep.last,
+        local=_local(config.checkpoint.local, run_dir),
+        overlap=config.checkpoint.overlap,
+        when_busy=config.checkpoint.when_busy,
+        storage_options=tuple(config.checkpoint.options.items()),
         allow_new_total=line.allow_new_total,
         faults=tuple(fault.to_fault() for fault in config.faults),
         callbacks=tuple(config.callbacks),

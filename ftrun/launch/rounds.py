@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ftrun.checkpoint import epochs, layout, reader
+from ftrun.checkpoint import epochs, reader, resuming
+from ftrun.checkpoint.keeper.commit import roll_forward
+from ftrun.checkpoint.keeper.faults import Faults
 from ftrun.errors import FtrunError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
 from ftrun.launch import plan as plans
+from ftrun.launch.keeping import Keeping
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import Store
 
-    from ftrun.checkpoint.reader import Commit
+    from ftrun.checkpoint.epochs import EpochRecord
+    from ftrun.checkpoint.resuming import ResumePoint
     from ftrun.contract import WorkerContract
     from ftrun.launch.console import Console
     from ftrun.launch.plan import LaunchPlan
@@ -33,9 +41,10 @@ class Round:
         epoch: fencing epoch.
         since: epoch at which the lineage of commits began.
         attempt: number of the attempt.
-        resume: name of the commit to resume from, or None.
+        resume: name of the checkpoint to resume from, or None.
         resume_step: its step.
         resume_world: how many ranks wrote it.
+        resume_sealed: it is a snapshot in memory that isn't committed yet.
         starts: how many times the worker group was started before, by the leader's launcher.
         error: why there is no attempt, for the other nodes.
     """
@@ -46,6 +55,7 @@ class Round:
     resume: str | None
     resume_step: int
     resume_world: int | None
+    resume_sealed: bool = False
     starts: int = 0
     error: str | None = None
 
@@ -56,14 +66,16 @@ class Rounds:
     def __init__(self, plan: LaunchPlan, console: Console) -> None:
         self._plan = plan
         self._console = console
-        self._root = layout.Root.open(plan.root)
+        self._root = plan.open_root()
         self._begun = 0
         self._passed_over: set[str] = set()
         self._warned: set[str] = set()
+        self._nodes = 1
         self.node = 0
         self.current: Round | None = None
+        self.keeping: Keeping | None = None
 
-    def begin(self, store: Store, node: int) -> Round:
+    def begin(self, store: Store, node: int, nodes: int) -> Round:
         """Settle epoch, attempt and commit for the attempt that is about to start.
 
         The leader (node 0) decides and publishes; the others obey.
@@ -73,14 +85,22 @@ class Rounds:
             UsageError: the checkpoint root can't be used.
         """
         self._begun += 1
-        self.node = node
+        self.node, self._nodes = node, nodes
+        # The tier keeps the number that this launcher had first: workers and keeper find each other there.
+        self.keeping = self.keeping or Keeping(self._plan, node, self._console)
         if node == 0:
             self.current = self._lead(store)
         else:
             self.current = Round(**json.loads(store.get(_KEY)))
             if self.current.error is not None:
                 raise UsageError(self.current.error)
+        self.keeping.begin(self._epoch_record(self.current))
         return self.current
+
+    def _epoch_record(self, current: Round) -> EpochRecord:
+        return epochs.EpochRecord(
+            current.epoch, self._plan.run_id, current.since, current.resume, socket.gethostname(), os.getpid(), ""
+        )
 
     def _lead(self, store: Store) -> Round:
         try:
@@ -93,33 +113,49 @@ class Rounds:
 
     def _choose(self) -> Round:
         fresh = self._plan.fresh and self._begun == 1
-        commit = None if fresh else self.latest()
-        if commit is None and not fresh:
+        if not fresh and self.keeping is not None:
+            self.keeping.claim()
+            self._roll_forward()
+        point = None if fresh else self.latest()
+        if point is None and not fresh:
             self._require_no_commit_is_lost()
-        name = str(commit.name) if commit else None
+        name = str(point.name) if point else None
         record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
         number = self._plan.run_dir.next_attempt()
-        if commit is None:
-            return Round(record.epoch, record.since, number, None, 0, None, self._begun - 1)
-        world = commit.manifest.world_size
-        return Round(record.epoch, record.since, number, name, commit.name.step, world, self._begun - 1)
+        chosen = Round(record.epoch, record.since, number, name, 0, None, starts=self._begun - 1)
+        if point is None:
+            return chosen
+        return replace(chosen, resume_step=point.name.step, resume_world=point.world_size, resume_sealed=point.sealed)
 
-    def latest(self, *, further_back: bool = False) -> Commit | None:
-        """The commit to resume from; None where this run has none.
+    def _roll_forward(self) -> None:
+        """Commit what every node has written before the leader died."""
+        record = epochs.require_free_or_ours(self._root, self._plan.run_id)
+        if record is not None:
+            before = epochs.newest(self._root) + 1
+            roll_forward(self._root, self._plan.run_id, since=record.since, before=before, faults=Faults())
+
+    def latest(self, *, further_back: bool = False) -> ResumePoint | None:
+        """What to resume from, a commit or a later snapshot in memory; None where this run has neither.
 
         Args:
             further_back: the one before that, without passing it over for good.
         """
-        exclude = set(self._passed_over)
-        choice = reader.resume_point(self._root, self._plan.run_id, exclude=exclude)
-        for name, reason in choice.skipped:
+        newest = self._newest(self._passed_over)
+        if further_back and newest is not None:
+            return self._newest({*self._passed_over, str(newest.name)})
+        return newest
+
+    def _newest(self, exclude: set[str]) -> ResumePoint | None:
+        tier = self.keeping.tier if self.keeping is not None and self._nodes == 1 else None
+        choice = resuming.choose(self._root, self._plan.run_id, tier, exclude=exclude)
+        self._warn_of(choice.skipped)
+        return choice.point
+
+    def _warn_of(self, skipped: Sequence[tuple[str, str]]) -> None:
+        for name, reason in skipped:
             if name not in self._warned and name not in self._passed_over:
                 self._warned.add(name)
                 self._console.warn(f"checkpoint {name} is passed over: {reason}")
-        if further_back and choice.commit is not None:
-            exclude.add(str(choice.commit.name))
-            return reader.resume_point(self._root, self._plan.run_id, exclude=exclude).commit
-        return choice.commit
 
     def pass_over(self, name: str) -> None:
         """Don't resume from a commit again in this launcher's life."""
@@ -147,5 +183,14 @@ class Rounds:
             epoch=current.epoch,
             since=current.since,
             resume=current.resume,
+            resume_sealed=current.resume_sealed,
             node=self.node,
+            tier=str(self.keeping.tier.path) if self.keeping is not None else "",
+            **self._past(),
         )
+
+    def _past(self) -> dict[str, Any]:
+        """What the choice of an interval needs to know of the run's life so far."""
+        past = history.load(self._plan.run_dir)
+        theirs = [fall for fall in past.falls if fall.what.blame not in ("code", "data")]
+        return {"failures": len(theirs), "uptime": max(0.0, past.last_time - past.started)}

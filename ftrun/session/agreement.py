@@ -113,9 +113,7 @@ class Agreement:
         self._last_step = first_point - 1
         self._saves_heard = 0
 
-    def at(
-        self, step: int, decide: Callable[[], tuple[bool, str | None]], *, meet: bool = False
-    ) -> Instruction | None:
+    def at(self, step: int, decide: Callable[[], tuple[bool, str | None]], *, meet: bool = False) -> Instruction | None:
         """The instruction of a point, or None when ``step`` is not one.
 
         Args:

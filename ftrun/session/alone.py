@@ -14,6 +14,7 @@ import datetime as dt
 import os
 import socket
 import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ftrun import events, pulse, rundir
-from ftrun.checkpoint import epochs, layout, reader
+from ftrun.checkpoint import epochs, layout, resuming
+from ftrun.checkpoint.keeper import takeover
+from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.keeper.process import Keeper
+from ftrun.checkpoint.memory.tier import Tier
 from ftrun.contract import ExitCode, WorkerContract
 from ftrun.errors import FtrunError, UsageError
 from ftrun.rundir import RUNS, RunDir
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
 VARIABLE = "FTRUN_RUN_DIR"
 
 _KEY = "contract"
+STORAGE_SECONDS = 1500.0
+"""For how long a storage may be away before a save is given up; less than what the watch allows for saving."""
+_WATCH_SECONDS = 0.5
+_FINISH_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -47,14 +56,16 @@ def leading(place: Place, store: Store | None, environment: Mapping[str, str]) -
         UsageError: the run directory or its checkpoints can't be used.
     """
     if place.rank != 0:
-        yield _at(place, _obey(store))
+        with _kept(place, _obey(store)) as contract:
+            yield contract
         return
     contract, lock = _publish(place, store, environment)
     begin = f"resumes from {contract.resume}" if contract.resume else "starts fresh"
     _say(f"run in {contract.run_dir}, {begin}")
     ended: BaseException | None = None
     try:
-        yield _at(place, contract)
+        with _kept(place, contract) as mine:
+            yield mine
     except BaseException as error:
         ended = error
         raise
@@ -83,12 +94,60 @@ def _obey(store: Store | None) -> WorkerContract:
     return contract
 
 
-def _at(place: Place, contract: WorkerContract) -> WorkerContract:
-    """The contract as it is for one rank, with a directory of its own."""
+@contextlib.contextmanager
+def _kept(place: Place, contract: WorkerContract) -> Iterator[WorkerContract]:
+    """The contract as it is for one rank, with a directory of its own, and a keeper on each node."""
     directory = RunDir(contract.run_path).worker(contract.attempt, place.node, place.rank)
     directory.mkdir(parents=True, exist_ok=True)
     pulse.create(directory / "pulse")
-    return dataclasses.replace(contract, node=place.node, worker_dir=str(directory))
+    tier = Tier.of(contract.run_path, place.node)
+    mine = dataclasses.replace(contract, node=place.node, worker_dir=str(directory), tier=str(tier.path))
+    if place.local_rank != 0:
+        yield mine
+        return
+    keeper = _keeper(tier, mine)
+    over = threading.Event()
+    watchman = threading.Thread(target=_watch, args=(keeper, over), name="ftrun-keeper", daemon=True)
+    watchman.start()
+    try:
+        yield mine
+    finally:
+        over.set()
+        watchman.join(_WATCH_SECONDS * 4)
+        if not keeper.finish(_FINISH_SECONDS):
+            _say(f"a snapshot is not committed yet: it stays in {tier.path}, where the next start takes it up")
+
+
+def _keeper(tier: Tier, contract: WorkerContract) -> Keeper:
+    tier.create()
+    config = KeeperConfig(
+        run_dir=contract.run_dir,
+        run_id=contract.run_id,
+        root=contract.root,
+        storage_options=dict(contract.storage_options),
+        local=contract.local,
+        node=contract.node,
+        keep_last=contract.keep_last,
+        keep_every=None,
+        drain_limit=None,
+        parent=os.getpid(),
+        timeout=STORAGE_SECONDS,
+    )
+    keeper = Keeper(tier, config)
+    epoch = contract.epoch or 0
+    keeper.begin_epoch(
+        epochs.EpochRecord(
+            epoch, contract.run_id, contract.since, contract.resume, socket.gethostname(), os.getpid(), ""
+        )
+    )
+    keeper.ensure()
+    return keeper
+
+
+def _watch(keeper: Keeper, over: threading.Event) -> None:
+    """Without an agent nobody else would see that the keeper has died."""
+    while not over.wait(_WATCH_SECONDS):
+        keeper.ensure()
 
 
 def _outcome(error: BaseException | None) -> events.RunEnded:
@@ -127,24 +186,35 @@ def _take_over(run_dir: RunDir, place: Place) -> WorkerContract:
     if not known:
         run_dir.create({"schema_version": 1, "run_id": run_id, "ftrun": metadata.version("ftrun")})
     root = layout.Root.open(run_dir.checkpoints)
-    commit = reader.resume_point(root, run_id).commit
-    name = str(commit.name) if commit is not None else None
+    point = resuming.choose(root, run_id, _tier(run_dir, place)).point
+    name = str(point.name) if point is not None else None
     record = epochs.claim(root, run_id, fresh=False, parent=name)
     attempt = run_dir.next_attempt()
     made = WorkerContract(
         run_dir=str(run_dir.path),
         run_id=run_id,
-        root=str(root.path),
+        root=root.url,
         attempt=attempt,
         epoch=record.epoch,
         since=record.since,
         resume=name,
+        resume_sealed=point is not None and point.sealed,
         node=0,
         worker_dir="",
         alone=True,
     )
-    _record(run_dir, made, place, continued=known, step=commit.name.step if commit is not None else 0)
+    _record(run_dir, made, place, continued=known, step=point.name.step if point is not None else 0)
     return made
+
+
+def _tier(run_dir: RunDir, place: Place) -> Tier | None:
+    """The memory tier, where all ranks are on this node; what a predecessor has left in it is ours from here on."""
+    if place.local_world_size != place.world_size:
+        return None
+    tier = Tier.of(run_dir.path, place.node)
+    if tier.path.is_dir():
+        takeover.disown(tier)
+    return tier
 
 
 def _run_dir(environment: Mapping[str, str]) -> RunDir:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftrun.session.tracked import placed
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -70,15 +72,21 @@ class PendingGradients:
                     # Laid out like the parameter, as autograd does it: fused optimizers count on that.
                     parameter.grad = torch.empty_like(parameter, requires_grad=False)
                 with torch.no_grad():
-                    parameter.grad.copy_(gradient)
+                    parameter.grad.copy_(placed(gradient, parameter))
 
 
 def _mark(gradient: torch.Tensor | None) -> _Mark:
     if gradient is None:
         return None, 0
-    return weakref.ref(gradient), gradient._version
+    return weakref.ref(gradient), _version(gradient)
 
 
 def _unchanged(gradient: torch.Tensor, mark: _Mark) -> bool:
     reference, version = mark
-    return reference is not None and reference() is gradient and gradient._version == version
+    return reference is not None and reference() is gradient and _version(gradient) == version
+
+
+def _version(gradient: torch.Tensor) -> int:
+    """How often torch has seen it written to. FSDP adds to the local part of a DTensor, past the DTensor itself."""
+    part = getattr(gradient, "_local_tensor", gradient)
+    return gradient._version if part is gradient else gradient._version + part._version

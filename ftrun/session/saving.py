@@ -1,58 +1,121 @@
-"""Saving and restoring from a Session's side: what goes into a snapshot, and how it becomes a checkpoint."""
+"""Saving from a Session's side: what goes into a snapshot, which name it gets, and what became of it."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
-import logging
 import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ftrun import events
-from ftrun.checkpoint import layout, reader, restore, state, writer
-from ftrun.errors import CorruptCheckpoint
-from ftrun.session.checkpoint import Checkpoint
+from ftrun.checkpoint import state
+from ftrun.checkpoint.layout import AttemptName
+from ftrun.checkpoint.memory.arena import Arena
+from ftrun.checkpoint.memory.outcomes import Outcomes
+from ftrun.checkpoint.memory.tier import Tier
+from ftrun.checkpoint.plan.planner import Planner
+from ftrun.checkpoint.records import RankRecord, Seal
+from ftrun.checkpoint.sealed import canonical
+from ftrun.checkpoint.staging.sealing import ring, seal_slot
+from ftrun.checkpoint.staging.slots import Slots
+from ftrun.checkpoint.staging.stager import Stager
+from ftrun.checkpoint.staging.work import remaining
+from ftrun.errors import CheckpointError, NotStorable
+from ftrun.session.open_saves import OpenSaves, Save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
-    from ftrun.checkpoint.restore import RankState
+    from torch.distributed import Store
+
+    from ftrun.checkpoint.memory.slot_memory import SlotMemory
+    from ftrun.checkpoint.memory.tier import Slot
+    from ftrun.checkpoint.plan.planner import Plan
     from ftrun.contract import WorkerContract
+    from ftrun.session.checkpoint import Checkpoint
     from ftrun.session.place import Place
 
-_log = logging.getLogger(__name__)
+_SLOT_SECONDS = 600.0
+_SETTLE_SECONDS = 600.0
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Where a save goes."""
+
+    slot: Slot
+    memory: SlotMemory | None
 
 
 class Saver:
-    """Takes snapshots and has them drained and committed in the background. Training thread only.
+    """Takes snapshots and hears what became of them. Training thread only; the keeper drains and commits.
 
     Args:
         place: where this rank stands.
         contract: what the launcher told this worker; it has an epoch.
         log: where events go.
-        committed: called on the background thread with each checkpoint that is known to be durable.
+        store: by which ranks agree on who stores what; None for a group of one.
+
+    Attributes:
+        stall_seconds: how long the last save held the training thread, at its fence too; None before the first.
+        commit_seconds: from the seal of the last checkpoint that was committed to its commit; None before that.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        contract: WorkerContract,
-        log: events.EventLog,
-        committed: Callable[[Checkpoint], None],
-    ) -> None:
+    def __init__(self, place: Place, contract: WorkerContract, log: events.EventLog, store: Store | None) -> None:
+        self._place = place
         self._contract = contract
-        self._rank = place.rank
         self._log = log
-        self._committed = committed
+        self._tier = Tier(Path(contract.tier)) if contract.tier else Tier.of(contract.run_path, contract.node)
+        self._tier.create()
+        fallback = Path(contract.local or contract.run_dir) / "memory"
+        has_gpu = torch.cuda.is_available() and place.local_rank < torch.cuda.device_count()
+        device = torch.device("cuda", place.local_rank) if has_gpu else None
+        self._arena = Arena(self._tier, place.rank, fallback, device=device)
+        self._planner = Planner(place.rank, place.world_size, store)
+        self._open = OpenSaves(self._tier, place.rank, contract.root, self._planner.distrust)
+        self._slots = Slots(self._arena, Outcomes(self._tier), contract.when_busy, self._open.give_way)
+        self._stager = Stager(overlap=contract.overlap)
+        self._objects: dict[str, Any] = {}
         self._saves = 0
-        self._reasons: dict[str, tuple[str, int | None]] = {}
-        self._writer = writer.Writer(
-            layout.Root.open(contract.root),
-            writer.Place(place.rank, place.world_size, place.node, place.local_rank, place.local_world_size),
-            writer.Owner(contract.run_id, contract.epoch or 0, contract.since, contract.resume),
-            keep_last=contract.keep_last,
-            on_event=self._on_event,
-        )
+        self._held: float | None = None
+        self._filling: Slot | None = None
+
+    @property
+    def stall_seconds(self) -> float | None:
+        """How long the last save held the training thread."""
+        return None if self._held is None else self._held + self._stager.held
+
+    @property
+    def commit_seconds(self) -> float | None:
+        """From the seal of the last checkpoint that was committed to its commit."""
+        return self._open.commit_seconds
+
+    def watch(self, objects: Mapping[str, Any]) -> None:
+        """Say what is tracked, as the script gave it. Again whenever that changes."""
+        self._objects = dict(objects)
+        self._stager.watch([each for each in objects.values() if isinstance(each, torch.optim.Optimizer)])
+
+    def prepare(self, collect: Callable[[], dict[str, Any]]) -> None:
+        """Get memory for states like this one, in the background. After the first step, on all ranks."""
+        encoded = state.encode(collect())
+        size = self._planner.plan(encoded, self._objects, 0).size
+        if size:
+            self._stager.in_background(lambda: self._prepare(size))
+
+    def _prepare(self, size: int) -> None:
+        with contextlib.suppress(OSError):  # the first save meets it again, and can say it
+            self._arena.prepare(size)
+
+    def may_save(self) -> bool:
+        """Whether a save that nobody insists on may begin now. Rank 0 asks before the ranks agree on one."""
+        return self._slots.may_save(besides=self._filling)
 
     def save(
         self,
@@ -62,88 +125,150 @@ class Saver:
         collect: Callable[[], dict[str, Any]],
         data: dict[str, Any],
     ) -> None:
-        """Stage the state that ``collect`` returns and hand it to the background. Called on all ranks at one step.
+        """Take a snapshot of the state that ``collect`` returns. Called on all ranks at one step boundary.
 
-        Returns as soon as the state is copied; waits first for the save before, if that is still being written.
+        Returns when all of it is copied that anything but the steps of tracked optimizers may change. Waits first for
+        an empty slot. What goes wrong with memory is reported, and the next :meth:`wait` raises it.
+
+        Raises:
+            NotStorable: something in the state, or in the data position, can't be stored.
         """
-        started = time.monotonic()
+        began = time.monotonic()
+        settled = self._stager.settle(_SETTLE_SECONDS)
+        self._held = None
         self._saves += 1
-        suffix = self._suffix(step)
+        position = _position(step, total, data)
+        name = str(AttemptName(self._contract.epoch or 0, step, self._suffix(step)))
+        save = Save(name, step, total, reason, copy.deepcopy(data), position, began)
         encoded = state.encode(collect())
-        tensors = writer.stage(encoded)
-        name = str(layout.AttemptName(self._contract.epoch or 0, step, suffix))
-        self._reasons[name] = (reason, total)
-        self._writer.submit(
-            writer.Snapshot(
-                step=step,
-                reason=reason,
-                total=total,
-                tree=encoded.tree,
-                tensors=tensors,
-                data=data,
-                suffix=suffix,
-            )
-        )
-        if self._rank == 0:
-            size = sum(tensor.nbytes for tensor in tensors.values())
-            seconds = time.monotonic() - started
-            self._log.write(events.Saved(step=step, reason=reason, seconds=seconds, size=size))
+        plan = self._planner.plan(encoded, self._objects, self._saves)
+        self._open.add(save)
+        try:
+            if not settled:
+                raise CheckpointError(f"the snapshot before is not copied after {_SETTLE_SECONDS:g} s")
+            self._fill(save, self._room(plan.size), plan, encoded)
+        except OSError as error:
+            self._open.drop(save, str(error))
+        self._held = time.monotonic() - began
+
+    def _fill(self, save: Save, room: _Room, plan: Plan, encoded: state.Encoded) -> None:
+        self._filling = room.slot
+        self._stager.stage(plan, room.memory, encoded.tensors, partial(self._finish, save, room, plan, encoded.tree))
 
     def _suffix(self, step: int) -> str:
         """The same on all ranks without a word between them, and new for each save: an epoch is never used twice."""
         text = f"{self._contract.run_id}/{self._contract.epoch}/{step}/{self._saves}"
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until everything that was saved is committed.
+    def _room(self, size: int) -> _Room:
+        slot = self._slots.take(_SLOT_SECONDS)
+        if slot is None:
+            raise CheckpointError(
+                f"rank {self._place.rank} found no empty slot in memory for {_SLOT_SECONDS:g} s: the snapshots before "
+                "are still being drained; `ftrun status` shows how far they are"
+            )
+        slot.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _Room(slot, self._arena.memory(slot, size, self._slots.idle()) if size else None)
+
+    def _finish(
+        self,
+        save: Save,
+        room: _Room,
+        plan: Plan,
+        tree: Any,
+        torn: Collection[str],
+        found: Mapping[str, str],
+        error: BaseException | None,
+    ) -> None:
+        """On the helper's thread: all is copied."""
+        try:
+            if error is not None:
+                self._open.drop(save, f"its state could not be copied: {error}")
+            elif torn:
+                self._open.drop(save, _torn(torn))
+            else:
+                self._seal(save, room, plan, tree, found)
+        except (OSError, ValueError, TypeError) as problem:
+            self._open.drop(save, f"its record could not be written: {problem}")
+        self._filling = None
+
+    def _seal(self, save: Save, room: _Room, plan: Plan, tree: Any, found: Mapping[str, str]) -> None:
+        place = self._place
+        record = RankRecord(
+            attempt=save.attempt,
+            rank=place.rank,
+            step=save.step,
+            total=save.total,
+            data=save.data,
+            tree=tree,
+            tensors=plan.with_digests(found),
+            pieces=tuple(each.piece for each in plan.copies),
+        )
+        first = place.rank - place.local_rank
+        seal = Seal(
+            attempt=save.attempt,
+            run_id=self._contract.run_id,
+            rank=place.rank,
+            world_size=place.world_size,
+            node=place.node,
+            node_ranks=tuple(range(first, first + place.local_world_size)),
+            step=save.step,
+            total=save.total,
+            reason=save.reason,
+            data=save.data,
+            parent=self._contract.resume,
+            torch=torch.__version__,
+            run_attempt=self._contract.attempt,
+            files={},
+            word=plan.word(found, save.position),
+            sealed_at=0.0,
+        )
+        seal_slot(room.slot, room.memory, record, seal)
+        ring(self._tier)
+        if place.rank == 0:
+            held = self._held if self._held is not None else time.monotonic() - save.began
+            self._log.write(events.Saved(step=save.step, reason=save.reason, seconds=held, size=plan.size))
+
+    def poll(self) -> list[Checkpoint]:
+        """What was committed since the last call. Called at every step boundary, and quick.
+
+        Whatever is still to be copied is copied here: a loop whose optimizer doesn't step is fenced too.
+        """
+        self._stager.fence(by_step=False)
+        return self._open.news()
+
+    def wait(self, timeout: float) -> None:
+        """Wait until everything that was saved is a checkpoint, or known never to be one.
 
         Raises:
             CheckpointError: the last save failed.
-            AgreementTimeout: it is not done in time.
+            AgreementTimeout: an outcome is still open.
         """
-        failure = self._writer.wait(timeout)
-        if failure is not None:
-            raise failure
+        deadline = time.monotonic() + timeout
+        self._stager.settle(timeout)
+        self._open.wait(remaining(deadline))
 
     def close(self, timeout: float) -> None:
-        """Give what is under way its time, then let go of it."""
-        self._writer.close(timeout)
-
-    def _on_event(self, kind: str, fields: dict[str, Any]) -> None:
-        name, step = str(fields["attempt"]), int(fields["step"])
-        if kind in ("committed", "save_failed"):
-            reason, total = self._reasons.pop(name, ("", None))
-        if kind == "committed":
-            self._committed(Checkpoint(step, name, self._contract.root, total, reason))
-        if self._rank != 0:
-            return
-        if kind == "committed":
-            self._log.write(
-                events.Committed(
-                    step=step, checkpoint=name, seconds=float(fields["seconds"]), size=int(fields["bytes"])
-                )
-            )
-        elif kind == "save_failed":
-            self._log.write(events.SaveFailed(step=step, checkpoint=name, error=str(fields["error"])))
-            _log.warning("ftrun: %s; training goes on", fields["error"])
-        elif kind == "save_warning":
-            _log.warning("ftrun: checkpoint %s is committed, but %s", name, fields["message"])
+        """Finish the snapshot under way, and let go of the memory. The keeper drains what is sealed without us."""
+        if self._stager.close(timeout):
+            self._arena.close()
 
 
-def load(contract: WorkerContract, place: Place) -> RankState | None:
-    """This rank's state in the commit that the attempt resumes from; None for a fresh start.
-
-    Raises:
-        CorruptCheckpoint: bytes differ from what was committed; it is marked, and not chosen again.
-        CheckpointError: they can't be read.
-    """
-    if contract.resume is None:
-        return None
-    root = layout.Root.open(contract.root)
+def _position(step: int, total: int | None, data: dict[str, Any]) -> str:
+    """What all ranks of a save must agree on, in short."""
     try:
-        return restore.load(root, contract.resume, place.rank, place.world_size)
-    except CorruptCheckpoint as error:
-        # Without a launcher nobody else would, and the next start would choose it again.
-        with contextlib.suppress(OSError):
-            reader.mark_bad(root, error.attempt, error.detail)
-        raise
+        text = canonical({"step": step, "total": total, "data": data})
+    except (ValueError, TypeError) as error:
+        raise NotStorable(
+            f"the data position can't be stored: {error}; return plain, finite values from the loader's state_dict()"
+        ) from error
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _torn(names: Collection[str]) -> str:
+    shown = ", ".join(sorted(names)[:_NAMED])
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"{shown}{more} changed outside an optimizer step while being copied; from the next save on that is copied "
+        "at once"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -13,15 +12,17 @@ import torch
 
 from ftrun import events, inject, pulse
 from ftrun.checkpoint import state
-from ftrun.contract import Every, ExitCode
+from ftrun.contract import AUTO, ExitCode
 from ftrun.errors import AgreementTimeout, CheckpointError, StateMismatch, UsageError
 from ftrun.pulse import Phase
 from ftrun.rundir import RunDir
-from ftrun.session import gradients, parked, random_state, saving, tracked
+from ftrun.session import gradients, parked, random_state, tracked
 from ftrun.session.agreement import Agreement
 from ftrun.session.callbacks import REGISTRY
+from ftrun.session.checkpoints import Checkpoints
 from ftrun.session.metrics import StepNotes
-from ftrun.session.restoring import Restoration
+from ftrun.session.restoration import Restoration
+from ftrun.session.saving import Saver
 from ftrun.session.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
     from torch.utils.data import Dataset
 
-    from ftrun.contract import WorkerContract
+    from ftrun.contract import Every, WorkerContract
     from ftrun.data.loader import DataLoader
     from ftrun.session.checkpoint import Checkpoint
     from ftrun.session.place import Place
@@ -39,11 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_EVERY = Every(seconds=600.0)
-_COMMIT_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
-RETRY_DELAYS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
-"""Seconds between the tries to commit a last state: a full disk or a storage that is away gets a few minutes."""
 _END: Any = object()
 _PHASES = {"eval": Phase.EVAL, "save": Phase.SAVE}
 
@@ -76,29 +73,27 @@ class Session:
         self.world_size = place.world_size
         self.local_rank = place.local_rank
         self._contract = contract
-        self._every = contract.every or every or DEFAULT_EVERY
         events_file = RunDir(contract.run_path).events(contract.node)
         self._log = events.EventLog(events_file, attempt=contract.attempt, rank=place.rank)
         self._pulse = pulse.Pulse(Path(contract.worker_dir) / "pulse")
         with self._pulse.during(Phase.RESTORE):
             self._restoration = Restoration(contract, place)
-        self._tell(self._restoration.event())
         self.resume: Checkpoint | None = self._restoration.checkpoint
         self.step = self._restoration.step
         self._tracked: dict[str, Any] = {}
+        self._given: dict[str, Any] = {}
         self._loaders: dict[str, DataLoader[Any]] = {}
         self._gradients = gradients.PendingGradients()
         self._notes = StepNotes()
         self._stop = StopRequest(place.rank)
         self._stop.listen_for_requests()
-        self._commits: queue.SimpleQueue[Checkpoint] = queue.SimpleQueue()
-        self._saver = saving.Saver(place, contract, self._log, self._commits.put)
         self._agreement = Agreement(place, store, first_point=self.step + 1)
+        self._saver = Saver(place, contract, self._log, store)
+        how_often = contract.every or every or AUTO
+        self._checkpoints = Checkpoints(self._saver, self._pulse, how_often, place, contract, self._tell)
+        self._checkpoints.saved_at = self.step if self.resume is not None else None
         self._pulse.own(base=self.step)
         self._total: int | None = None
-        self._saved_at: int | None = self.step if self.resume is not None else None
-        self._save_due = False
-        self._last_save = time.monotonic()
         self._began = False
         self._ended = False
         self._driven = False
@@ -109,7 +104,7 @@ class Session:
         """A Session for the length of a ``with`` block; :func:`ftrun.entrypoint` is this as a decorator.
 
         Args:
-            every: steps between checkpoints, where the job doesn't say; 10 minutes otherwise.
+            every: steps between checkpoints, where the job doesn't say; chosen by what they cost otherwise.
             process_group: make the default process group where the script has not, and take it down at the end.
 
         Raises:
@@ -142,13 +137,15 @@ class Session:
             self._restoration.tell()
 
     def _track(self, objects: dict[str, Any]) -> None:
+        unwrapped = {name: tracked.unwrapped(value) for name, value in objects.items() if value is not None}
         for name, value in objects.items():
             if value is None:
                 self._restoration.give_up(name)
                 continue
+            self._given[name] = value
             value = tracked.unwrapped(value)
             tracked.require_stateful(name, value)
-            self._restoration.give(name, value)
+            self._restoration.give(name, value, {**self._tracked, **unwrapped})
             self._tracked[name] = value
             if isinstance(value, torch.optim.Optimizer):
                 self._gradients.watch(name, value)
@@ -266,9 +263,11 @@ class Session:
         if rewind:
             self._restoration.settle_optimizers(self._tracked)
             self._restoration.give_rest(self._gradients, set(self._tracked))
+        self._tell(self._restoration.event())
         self._restoration.forget()
         # What can't be stored is said now, and not when the first checkpoint is due.
         state.encode({"tracked": self._states()})
+        self._saver.watch(self._given)
         self._stop.listen()
         self._pulse.mark("restored")
         self._pulse.phase(Phase.FIRST_STEP)
@@ -296,10 +295,11 @@ class Session:
         self._pulse.step(self.step)
         if self.step == self._restoration.step + 1:
             parked.note_imports(Path(self._contract.worker_dir))
+            self._saver.prepare(lambda: {"tracked": self._states()})
+        self._checkpoints.announce()
         self._agree()
         for function in REGISTRY.at("step"):
             function(self.step, dict(self._notes.metrics))
-        self._announce_commits()
         if self.rank == 0:
             self._tell(self._notes.event(self.step, last=self.step == self._total))
         self._notes.metrics.clear()
@@ -309,51 +309,43 @@ class Session:
     def _agree(self) -> None:
         """What all ranks do at this boundary: from the step's number where that says it, else from rank 0."""
         self._stop.pass_on(self._agreement)
-        instruction = self._agreement.at(self.step, self._decide)
-        steps = self._every.steps
-        self._save_due = bool(instruction and instruction.save) or (steps is not None and self.step % steps == 0)
+        meet = self._checkpoints.meet(self.step)
+        instruction = self._agreement.at(self.step, self._decide, meet=meet)
+        self._checkpoints.heard(instruction is not None and instruction.save)
         if instruction is not None and instruction.stop is not None:
             self._stop.agreed = instruction.stop
 
     def _decide(self) -> tuple[bool, str | None]:
-        """Rank 0, at a point: is a save due by the clock or asked for, and is a stop, here or on another rank?"""
-        due = self._every.seconds is not None and time.monotonic() - self._last_save >= self._every.seconds
+        """Rank 0, at a point: take a checkpoint now, and stop now, because of something here or on another rank?"""
         wanted = self._stop.save_wanted(self._agreement)
-        return due or wanted, self._stop.heard(self._agreement)
-
-    def _announce_commits(self) -> None:
-        functions = REGISTRY.at("commit")
-        while functions:
-            try:
-                checkpoint = self._commits.get_nowait()
-            except queue.Empty:
-                return
-            for function in functions:
-                function(checkpoint)
+        return self._checkpoints.decide(self.step, wanted=wanted), self._stop.heard(self._agreement)
 
     def should_save(self) -> bool:
         """Whether a checkpoint is due at this step boundary: the same answer on every rank."""
-        return self._save_due and self._saved_at != self.step
+        return self._checkpoints.due(self.step)
 
     def save(self) -> None:
         """Take a checkpoint of this step boundary now. Called on all ranks; a second time at one step does nothing.
 
-        Returns when the state is copied. Writing and committing go on in the background; a save that comes while
-        the one before is still being written waits for it. One that fails is reported, and training goes on.
+        Returns when everything is copied that something else than the optimizer's step may change. The rest is copied
+        beside the next forward and backward, and writing and committing go on in the background. While two saves are
+        on their way it waits for the first. One that fails is reported, and training goes on.
         """
         self._save("user")
 
     def _save(self, reason: str) -> None:
-        if self._saved_at == self.step:
-            return
         self._begin()
-        self._saved_at = self.step
-        self._save_due = False
-        self._last_save = time.monotonic()
         loaders = {name: each.state_dict() for name, each in self._loaders.items()}
-        data = {"step": self.step, "loaders": loaders}
-        with self._pulse.during(Phase.SAVE):
-            self._saver.save(self.step, self._total, reason, lambda: self._collect(loaders), data)
+        self._checkpoints.take(
+            self.step,
+            self._total,
+            reason,
+            lambda: self._collect(loaders),
+            {"step": self.step, "loaders": loaders},
+        )
+
+    def _save_surely(self, reason: str) -> None:
+        self._checkpoints.surely(lambda: self._save(reason))
 
     def _collect(self, loaders: dict[str, Any]) -> dict[str, Any]:
         extra: dict[str, Any] = {}
@@ -372,7 +364,7 @@ class Session:
         }
 
     def _states(self) -> dict[str, Any]:
-        return {name: each.state_dict() for name, each in self._tracked.items()}
+        return {name: tracked.state_of(name, each, self._tracked) for name, each in self._tracked.items()}
 
     @contextlib.contextmanager
     def phase(self, name: Literal["eval", "save"]) -> Iterator[None]:
@@ -405,29 +397,6 @@ class Session:
         """Whether all ranks leave now: the same answer on every rank. For loops of one's own."""
         return self._stop.agreed is not None
 
-    def _save_surely(self, reason: str) -> None:
-        """Save the last state of this attempt, and return when it is committed.
-
-        What fails is tried again, on all ranks alike, while the state is in memory: nobody will make it again.
-        """
-        self._save(reason)
-        for delay in RETRY_DELAYS:
-            try:
-                self._wait_for_commits()
-            except (CheckpointError, AgreementTimeout) as error:
-                if self.rank == 0:
-                    _log.warning("ftrun: %s; this is the last state, so it is tried again in %g s", error, delay)
-            else:
-                return
-            time.sleep(delay)
-            self._saved_at = None
-            self._save(reason)
-        self._wait_for_commits()
-
-    def _wait_for_commits(self) -> None:
-        with self._pulse.during(Phase.SAVE):
-            self._saver.wait(_COMMIT_SECONDS)
-
     def _stop_now(self) -> None:
         self._save_surely("stop")
         self._pulse.phase(Phase.END)
@@ -437,7 +406,6 @@ class Session:
 
     def _finish(self) -> None:
         self._save_surely("last")
-        self._announce_commits()
         self._pulse.phase(Phase.END)
         self._ended = True
         self._tell(events.StepsEnded(step=self.step, finished=True))
@@ -449,8 +417,7 @@ class Session:
         """
         if self.should_stop():
             self._stop_now()
-        self._wait_for_commits()
-        self._announce_commits()
+        self._checkpoints.wait()
         self._pulse.phase(Phase.END)
         if self._began and not self._ended:
             # A loop of one's own, or one that was left early. Nobody but the script knows whether the state is that
@@ -458,8 +425,9 @@ class Session:
             self._tell(self._notes.rest())
             done = self._total is None or self.step >= self._total
             self._tell(events.StepsEnded(step=self.step, finished=done))
-            if self.rank == 0 and self._saved_at != self.step:
-                last = f"its last checkpoint is of step {self._saved_at}" if self._saved_at else "without a checkpoint"
+            saved_at = self._checkpoints.saved_at
+            if self.rank == 0 and saved_at != self.step:
+                last = f"its last checkpoint is of step {saved_at}" if saved_at else "without a checkpoint"
                 _log.warning("ftrun: the script ended at step %d, %s; ft.save() keeps the rest.", self.step, last)
 
     def close(self) -> None:
@@ -470,7 +438,8 @@ class Session:
         with contextlib.suppress(UsageError):  # of a metric that is no number
             self._tell(self._notes.rest())
         with contextlib.suppress(AgreementTimeout, CheckpointError):
-            self._saver.close(_CLOSE_SECONDS)
+            self._checkpoints.close(_CLOSE_SECONDS)
+        self._restoration.forget()
         self._stop.unlisten()
 
     def _tell(self, event: events.Event | None) -> None:

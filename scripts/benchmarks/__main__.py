@@ -1,6 +1,6 @@
 """Measure ftrun, side by side with its peers, on this machine.
 
-    scripts/bench recovery|detect|all [--quick] [--json FILE]
+    scripts/bench recovery|checkpoint|detect|all [--quick] [--json FILE]
 
 Every figure is a ratio or a count from one run, the median of at least ten measurements (fewer with --quick), with the
 same thing measured twice beside it as a control. Close everything else: a busy machine shows in the control.
@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import checkpoint
 import detect
 import recovery
 from common import Settings, say, work_directory
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
     from figures import Figure
 
-# A further subject (checkpoint, data, nodes, goodput) is a module with such a function, and a line here.
+# A further subject (data, nodes, goodput) is a module with such a function, and a line here.
 SUBJECTS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "recovery": recovery.measure,
+    "checkpoint": checkpoint.measure,
     "detect": detect.measure,
 }
 

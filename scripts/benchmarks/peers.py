@@ -19,7 +19,7 @@ from common import JOBS, PROJECT, VENV, say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PACKAGES = ("numpy", "nvidia-resiliency-ext", "dlrover[k8s]", "protobuf")
+_PACKAGES = ("numpy", "nvidia-resiliency-ext", "dlrover[k8s]", "protobuf", "torchsnapshot")
 _NO_SHARED_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 MANY = ("--max-restarts", "100")
 
@@ -83,6 +83,16 @@ def others(*options: str) -> list[Launcher | Absent]:
     except (OSError, subprocess.SubprocessError) as error:
         return [Absent(name, f"not installed: {_last_line(error)}") for name in ("ft_launcher", "dlrover-run")]
     return [_ft_launcher(bin_, options), _dlrover(bin_, options)]
+
+
+def checkpointers() -> Launcher | Absent:
+    """The torchrun beside which the peers that save checkpoints are installed."""
+    try:
+        bin_ = _environment() / "bin"
+    except (OSError, subprocess.SubprocessError) as error:
+        return Absent("torchrun", f"not installed: {_last_line(error)}")
+    versions = (f"{name} {_version(bin_, name)}" for name in ("torch", "torchsnapshot", "nvidia-resiliency-ext"))
+    return Launcher("torchrun", (str(bin_ / "torchrun"),), environment=_NO_SHARED_STORE, version=", ".join(versions))
 
 
 def _ft_launcher(bin_: Path, options: tuple[str, ...]) -> Launcher | Absent:

@@ -1,1 +1,1 @@
-"""Reading state back: from the nearest tier, for any number of ranks."""
+"""From stored pieces back to state: any tier, any number of ranks, any sharding."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,8 +116,19 @@ class Tier:
 
     def create(self) -> None:
         """Make the directories, for this user only."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (self.path.parent, self.path):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.outcomes.mkdir(exist_ok=True)
+
+    def remove(self) -> None:
+        """Remove it, and the files elsewhere that stand in for shared memory where there was too little."""
+        for link in self.path.glob("r[0-9]*/*.safetensors"):
+            if link.is_symlink():
+                elsewhere = link.readlink()
+                with contextlib.suppress(OSError):
+                    elsewhere.unlink(missing_ok=True)
+                    elsewhere.parent.rmdir()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def slots(self, rank: int) -> tuple[Slot, ...]:
         """The slots of one rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, order=True)
@@ -82,6 +83,7 @@ def ranks_text(ranks: tuple[int, ...]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+@lru_cache(maxsize=1024)  # a record says the same of each of its thousands of tensors
 def ranks_of(text: str) -> tuple[int, ...]:
     """Read ranks back.
 

@@ -1,0 +1,1 @@
+"""Checkpoints for users of ``torch.distributed.checkpoint``: see :mod:`ftrun.dcp`."""

@@ -1,0 +1,84 @@
+"""``python -m ftrun.checkpoint.keeper TIER``: the keeper of one node. It imports no torch.
+
+Its settings are in ``TIER/keeper.json``, what it says goes to ``TIER/keeper.log``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint.keeper.codes import Code
+from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.keeper.faults import Faults
+from ftrun.checkpoint.keeper.inbox import Inbox
+from ftrun.checkpoint.keeper.jobs import Jobs
+from ftrun.checkpoint.keeper.local import LocalTier
+from ftrun.checkpoint.keeper.loop import Loop
+from ftrun.checkpoint.keeper.rate import Limiter
+from ftrun.checkpoint.keeper.takeover import locked, owns, release
+from ftrun.checkpoint.memory.tier import Tier
+from ftrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be the keeper of a tier; an exit code."""
+    tier = Tier(Path(arguments[0]))
+    config = KeeperConfig.read(tier)
+    if config is None:
+        print(f"{KeeperConfig.path(tier)} can't be read: ftrun writes it and starts the keeper", file=sys.stderr)
+        return Code.USAGE
+    _give_way()
+    inbox = Inbox(tier, config.parent)
+    inbox.open()
+    try:
+        with locked(tier.path / "keeper.lock", config.timeout):
+            return _serve(tier, config, inbox)
+    except CheckpointError as error:
+        _log.error("%s: is the keeper of an earlier launcher stopped?", error)
+        return Code.LOCKED_OUT
+    except FileNotFoundError as error:
+        _log.error("the memory tier is gone: %s", error)
+        return Code.DONE
+
+
+def _serve(tier: Tier, config: KeeperConfig, inbox: Inbox) -> int:
+    if not owns(tier, config):
+        return Code.DONE  # it went, or to the next launcher, while this keeper waited
+    inbox.listen()
+    local = LocalTier(config.local, config.node, config.run_id) if config.local else None
+    jobs = Jobs(tier, config, local, Limiter(config.drain_limit), Faults.from_environment(os.environ))
+    code = Loop(jobs, inbox).run()
+    if inbox.orphaned:
+        release(tier, config)
+    return code
+
+
+def _give_way() -> None:
+    """Training comes first for the processor; the launcher has seen to the disks."""
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    # A session of its own is a scheduling group of its own where the kernel groups by sessions.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("10")
+
+
+def _run() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    # Threads that hang in a driver or in the kernel must not keep the process.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _run()

@@ -1,0 +1,64 @@
+"""What a keeper is told: ``keeper.json`` in the memory tier."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftrun.checkpoint.memory.tier import put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftrun.checkpoint.memory.tier import Tier
+
+
+@dataclass(frozen=True)
+class KeeperConfig:
+    """What a keeper is told.
+
+    Attributes:
+        run_dir: absolute path of the run directory, for events.
+        run_id: identity of the run; snapshots of another one are not committed.
+        root: checkpoint root, a path or URL.
+        storage_options: for the driver of a URL.
+        local: directory of the local tier; empty where there is none.
+        node: number of this node.
+        keep_last: how many commits are kept.
+        keep_every: commits whose step is a multiple of this are kept as well.
+        drain_limit: bytes a second that the node may write; None for no limit.
+        parent: process that it outlives only to finish what is sealed.
+        timeout: seconds for which storage may fail, or other nodes be silent, before a save is given up.
+        token: tells this launcher from the one before; set by :class:`ftrun.checkpoint.keeper.process.Keeper`.
+    """
+
+    run_dir: str
+    run_id: str
+    root: str
+    storage_options: dict[str, Any]
+    local: str
+    node: int
+    keep_last: int
+    keep_every: int | None
+    drain_limit: int | None
+    parent: int
+    timeout: float = 1800.0
+    token: str = ""
+
+    @staticmethod
+    def path(tier: Tier) -> Path:
+        """Where it lies."""
+        return tier.path / "keeper.json"
+
+    def write(self, tier: Tier) -> None:
+        """Put it where the keeper looks. The directory is readable for its user only, as credentials need."""
+        put(self.path(tier), json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, tier: Tier) -> KeeperConfig | None:
+        """Read it back; None where there is none."""
+        try:
+            return cls(**json.loads(cls.path(tier).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None

@@ -1,0 +1,191 @@
+"""Copies files into a storage root: read once, summed up on the way, written, and looked at from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint.checksums import Checksums
+from ftrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from ftrun.checkpoint.checksums import FileRecord
+    from ftrun.checkpoint.keeper.faults import Faults
+    from ftrun.checkpoint.keeper.rate import Limiter, Meter
+    from ftrun.checkpoint.storage.base import Storage
+
+NUM_THREADS = 4
+
+
+class SourceError(ValueError):
+    """The bytes to copy are gone or changed: no other try helps."""
+
+
+class _Stopped(ValueError):
+    """Another file has failed already."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to copy.
+
+    Attributes:
+        path: where it lies.
+        size: its bytes; what may lie behind them doesn't count.
+        record: what it must be, where that is known.
+    """
+
+    path: str
+    size: int
+    record: FileRecord | None = None
+
+
+@dataclass(frozen=True)
+class Copier:
+    """Copies several files at a time.
+
+    Attributes:
+        limiter: for all of them together.
+        meter: counts their bytes.
+        faults: scripted ones.
+        stage: ``local`` or ``root``, for the names of the faults.
+    """
+
+    limiter: Limiter
+    meter: Meter
+    faults: Faults
+    stage: str
+
+    def copy(
+        self, storage: Storage, directory: str, sources: Mapping[str, Source], copied: dict[str, FileRecord]
+    ) -> None:
+        """Copy files.
+
+        Args:
+            storage: where to.
+            directory: where in it.
+            sources: the files, by their names there.
+            copied: what each one is. Those that it has already are not copied again; it keeps what was copied when
+                this fails.
+
+        Raises:
+            SourceError: one can't be read, or isn't what it must be.
+            OSError: the storage failed.
+        """
+        todo = sources.keys() - copied.keys()
+        # What a keeper before this one has left may be whole, but nobody has vouched for it.
+        leftover = [file for file in storage.tree(directory) if file in todo or _is_part(file, todo)]
+        storage.delete([f"{directory}/{file}" for file in sorted(leftover)])
+        self._copy_all(storage, directory, {file: sources[file] for file in todo}, copied)
+        sizes = storage.tree(directory)
+        for file, source in sources.items():
+            if sizes.get(file) != source.size:
+                copied.clear()
+                raise CheckpointError(
+                    f"{storage.url}/{directory}/{file} has {sizes.get(file, 'no')} bytes instead of the {source.size} "
+                    "written: check the storage"
+                )
+
+    def _copy_all(
+        self, storage: Storage, directory: str, sources: Mapping[str, Source], copied: dict[str, FileRecord]
+    ) -> None:
+        stop = threading.Event()
+
+        def one(file: str) -> None:
+            if stop.is_set():
+                raise _Stopped
+            copied[file] = self._one(storage, f"{directory}/{file}", sources[file], stop)
+
+        # The large ones first: the last thread to end should have little left.
+        order = sorted(sources, key=lambda file: (-sources[file].size, file))
+        with ThreadPoolExecutor(NUM_THREADS, "ftrun-copy") as pool:
+            futures = [pool.submit(one, file) for file in order]
+            wait(futures, return_when=FIRST_EXCEPTION)
+            if any(future.done() and future.exception() for future in futures):
+                stop.set()
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, _Stopped))
+
+    def _one(self, storage: Storage, key: str, source: Source, stop: threading.Event) -> FileRecord:
+        self.faults.hit(f"{self.stage}.file")
+        passage = Passage(source, self, stop)
+        storage.put(key, passage, source.size)
+        record = passage.record()
+        if source.record not in (None, record):
+            raise SourceError(f"{source.path} has changed since it was written")
+        self.faults.hit(f"{self.stage}.filed")
+        return record
+
+
+def _is_part(file: str, files: Collection[str]) -> bool:
+    """Whether it is what a writer of one of these files has left half way."""
+    return file.endswith(".tmp") and file.startswith(".") and file[1:].rsplit(".", 2)[0] in files
+
+
+class Passage:
+    """The bytes of a file, summed up as they pass; called again, it begins anew.
+
+    Args:
+        source: the file.
+        copier: on whose behalf.
+        stop: set when another file has failed.
+    """
+
+    def __init__(self, source: Source, copier: Copier, stop: threading.Event) -> None:
+        self._source, self._copier, self._stop = source, copier, stop
+        self._sums = Checksums()
+
+    def __call__(self) -> Iterator[memoryview]:
+        """The bytes, in pieces that fit into the processor's cache: there the sum and the write find them.
+
+        Raises:
+            SourceError: the file can't be read, or is too short.
+        """
+        self._sums = sums = Checksums()
+        if self._source.size == 0:
+            return
+        copier, size = self._copier, self._source.size
+        step, middle = copier.limiter.slice, size // 2
+        with _mapped(self._source) as view:
+            for start in range(0, size, step):
+                if self._stop.is_set():
+                    raise _Stopped
+                piece = view[start : start + step]
+                if start <= middle < start + step:
+                    copier.faults.hit(f"{copier.stage}.middle")
+                copier.limiter.take(len(piece))
+                sums.update(piece)
+                yield piece
+                copier.meter.add(len(piece))
+
+    def record(self) -> FileRecord:
+        """What the bytes were that passed last."""
+        return self._sums.record()
+
+
+@contextlib.contextmanager
+def _mapped(source: Source) -> Iterator[memoryview]:
+    try:
+        with open(source.path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < source.size:
+                raise SourceError(f"{source.path} has {size} bytes instead of {source.size}")
+            mapping = mmap.mmap(file.fileno(), source.size, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise SourceError(f"{source.path} can't be read: {error.strerror}") from error
+    view = memoryview(mapping)
+    try:
+        yield view
+    finally:
+        view.release()
+        # A piece that somebody still holds keeps the mapping; it goes with the last of them.
+        with contextlib.suppress(BufferError):
+            mapping.close()

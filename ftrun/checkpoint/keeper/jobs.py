@@ -1,0 +1,295 @@
+"""The slow things that a keeper does for an attempt, each one in a lane of its own. What came out is a value."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint import epochs, retention
+from ftrun.checkpoint.keeper import commit, scan
+from ftrun.checkpoint.keeper.commit import Ballot, Verdict
+from ftrun.checkpoint.keeper.copying import Copier, Source, SourceError
+from ftrun.checkpoint.keeper.decide import Stage
+from ftrun.checkpoint.keeper.pending import Pending
+from ftrun.checkpoint.keeper.rate import Meter
+from ftrun.checkpoint.layout import LATEST, MANIFEST, Root, attempt_key, done_json, is_given_up
+from ftrun.checkpoint.leftovers import Leftovers
+from ftrun.checkpoint.records import DoneRecord
+from ftrun.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ftrun.checkpoint.checksums import FileRecord
+    from ftrun.checkpoint.epochs import EpochRecord
+    from ftrun.checkpoint.keeper.config import KeeperConfig
+    from ftrun.checkpoint.keeper.decide import Known
+    from ftrun.checkpoint.keeper.faults import Faults
+    from ftrun.checkpoint.keeper.local import LocalTier
+    from ftrun.checkpoint.keeper.rate import Limiter
+    from ftrun.checkpoint.keeper.work import NodeWork
+    from ftrun.checkpoint.memory.tier import Tier
+
+_log = logging.getLogger(__name__)
+
+_TAKEN = "its slot is being taken for another snapshot"
+_SWEEP = 600.0  # seconds
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The attempt has come to another stage."""
+
+    stage: Stage
+    work: NodeWork
+
+
+@dataclass(frozen=True)
+class Waits:
+    """Not yet; it is worth another try later.
+
+    Attributes:
+        reason: what it waits for.
+        full: the storage is full, which waiting seldom heals.
+    """
+
+    reason: str
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The local tier can't take it."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Over:
+    """Nothing is left to do for the attempt."""
+
+
+Result = Moved | Waits | Skipped | Verdict | Over
+
+
+def outcome_of(error: Exception) -> Result:
+    """What an error in a lane means."""
+    if isinstance(error, UsageError | SourceError):
+        return Verdict(False, str(error))
+    full = isinstance(error, OSError) and error.errno in _FULL
+    said = str(error) if isinstance(error, OSError) and str(error) else f"{type(error).__name__}: {error}"
+    return Waits(said, full)
+
+
+@dataclass
+class Jobs:
+    """Does them. Each method runs on its lane's thread, for one attempt at a time.
+
+    Attributes:
+        tier: the memory tier.
+        config: what the keeper was told.
+        local: the local tier, where there is one.
+        limiter: for all bytes of the node.
+        faults: scripted ones.
+        meters: bytes copied, by attempt.
+    """
+
+    tier: Tier
+    config: KeeperConfig
+    local: LocalTier | None
+    limiter: Limiter
+    faults: Faults
+    meters: dict[str, Meter] = field(default_factory=dict)
+    _copied: dict[tuple[str, str], dict[str, FileRecord]] = field(default_factory=dict)
+    _ballots: dict[str, Ballot] = field(default_factory=dict)
+    _leftovers: tuple[int, Leftovers] | None = None
+    _sweep_due: float = 0.0
+
+    @cached_property
+    def root(self) -> Root:
+        """The checkpoint root.
+
+        Raises:
+            UsageError: it is none.
+        """
+        return Root.open(self.config.root, self.config.storage_options)
+
+    def forget(self, attempt: str) -> None:
+        """An attempt is over."""
+        self.meters.pop(attempt, None)
+        self._ballots.pop(attempt, None)
+        for stage in ("local", "root"):
+            self._copied.pop((stage, attempt), None)
+
+    def copy(self, known: Known) -> Result:
+        """Memory to local tier."""
+        assert self.local is not None
+        work = known.work
+        if not self._hold(work):
+            return Waits(_TAKEN)
+        try:
+            self.local.record(work)
+            files = self._transfer("local", work, _in_memory(work), str(work.name))
+            work = replace(work, files=files)
+            self.faults.hit("local.record")
+            self.local.record(work)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.local.drop(work)
+            return Skipped(str(error))
+        self.faults.hit("local.recorded")
+        self._free(work)
+        return Moved(Stage.LOCAL, work)
+
+    def upload(self, known: Known) -> Result:
+        """Memory or local tier to the root, and the node's word for it."""
+        work = known.work
+        files = self.root.files(work.name)
+        if MANIFEST in files or any(map(is_given_up, files)):
+            return Moved(Stage.DONE, work)  # the next step finds out the rest
+        if done_json(self.config.node) not in files:
+            if known.stage is Stage.SEALED and not self._hold(work):
+                return Waits(_TAKEN)
+            self.root.make_attempt(work.name)
+            sources = self._local_sources(work) if known.stage is Stage.LOCAL else _in_memory(work)
+            work = replace(work, files=self._transfer("root", work, sources, attempt_key(work.name, "").rstrip("/")))
+            self._vouch(work)
+        self.faults.hit("done.written")
+        if known.stage is Stage.SEALED:
+            with _in_tier():
+                Pending(self.tier).put(work)
+            self.faults.hit("pending")
+            self._free(work)
+        return Moved(Stage.DONE, work)
+
+    def settle(self, known: Known) -> Result:
+        """Look whether it is committed; on the leading node, commit it when all nodes are done."""
+        name, attempt = known.work.name, known.attempt
+        ballot = self._ballots.setdefault(attempt, Ballot(self.root, name, self.faults))
+        found = ballot.look(leads=known.work.leads)
+        if isinstance(found, str):
+            return Waits(found)
+        if found.committed and known.work.leads:
+            self._point_latest(known)
+        return found
+
+    def tidy(self, known: Known, record: EpochRecord | None) -> Result:
+        """Retention, unless a newer epoch owns the root."""
+        name = known.work.name
+        self.faults.hit("retention")
+        if record is not None and self._is_newest(known):
+            parent = record.parent if record.epoch == name.epoch else known.work.first.parent
+            policy = retention.KeepPolicy(self.config.keep_last, self.config.keep_every)
+            retention.apply(self.root, policy, run_id=record.run_id, since=record.since, parent=parent)
+            self._sweep(record)
+        return Over()
+
+    def note(self, known: Known) -> Result:
+        """After a failure: remove this node's files unless it has vouched for them, and tell the other nodes."""
+        work, name = known.work, known.work.name
+        files = self.root.files(name)
+        if work.empty and not files:
+            return Waits("no node has written anything")  # perhaps there is no other
+        if done_json(self.config.node) not in files and MANIFEST not in files:
+            # Files first: on a full disk they make room for the note.
+            mine = tuple(f"r{rank:05d}." for rank in work.first.node_ranks)
+            self.root.delete_files(name, [file for file in files if file.lstrip(".").startswith(mine)])
+        self.faults.hit("failed")
+        if not work.alone:
+            commit.give_up(self.root, name, self.config.node, known.told)
+        elif MANIFEST not in files:
+            self.root.remove_attempt(name)
+        return Over()
+
+    def roll(self, record: EpochRecord) -> Result:
+        """Commit what dead leaders left."""
+        rolled = commit.roll_forward(
+            self.root, self.config.run_id, since=record.since, before=record.epoch, faults=self.faults
+        )
+        for name in rolled:
+            _log.info("checkpoint %s of an earlier start was whole: it is committed now", name)
+        return Over()
+
+    def _transfer(
+        self, stage: str, work: NodeWork, sources: Mapping[str, Source], directory: str
+    ) -> dict[str, FileRecord]:
+        attempt = str(work.name)
+        copied = self._copied.setdefault((stage, attempt), {})
+        meter = self.meters[attempt] = Meter(work.size)
+        meter.add(sum(record.size for record in copied.values()))
+        storage = self.root.storage if stage == "root" or self.local is None else self.local.storage
+        Copier(self.limiter, meter, self.faults, stage).copy(storage, directory, sources, copied)
+        if any(source.record is None for source in sources.values()) and not scan.is_still_held(work):
+            raise SourceError("its memory was taken for another snapshot while it was copied")
+        return dict(copied)
+
+    def _local_sources(self, work: NodeWork) -> dict[str, Source]:
+        assert self.local is not None
+        return self.local.sources(work)
+
+    def _vouch(self, work: NodeWork) -> None:
+        key = attempt_key(work.name, done_json(self.config.node))
+        self.faults.hit("done")
+        try:
+            self.root.create(key, work.done.to_bytes())
+        except FileExistsError as error:
+            # An earlier try may have arrived although its answer did not.
+            if DoneRecord.from_bytes(self.root.read(key)).files != work.files:
+                raise CheckpointError(
+                    f"{key} is that of another keeper: do two launchers have the same node?"
+                ) from error
+
+    def _hold(self, work: NodeWork) -> bool:
+        with _in_tier():
+            held = scan.hold(work)
+        self.faults.hit("draining")
+        return held
+
+    def _free(self, work: NodeWork) -> None:
+        self.faults.hit("drained")
+        with _in_tier():
+            scan.free(work)
+        self.faults.hit("freed")
+
+    def _sweep(self, record: EpochRecord) -> None:
+        """Look for what dead writers left, now and then: it goes when it was seen twice, long enough apart."""
+        now = time.monotonic()
+        if self._leftovers is None or self._leftovers[0] != record.epoch:
+            made = Leftovers(self.root, run_id=record.run_id, epoch=record.epoch, parent=record.parent)
+            self._leftovers = record.epoch, made
+        elif now < self._sweep_due:
+            return
+        self._sweep_due = now + _SWEEP
+        for name in self._leftovers[1].sweep():
+            _log.info("%s, which was never committed, is deleted", name)
+
+    def _is_newest(self, known: Known) -> bool:
+        return epochs.newest(self.root) <= known.work.name.epoch
+
+    def _point_latest(self, known: Known) -> None:
+        try:
+            if not self._is_newest(known):
+                return
+            self.root.write(LATEST, f"{known.attempt}\n".encode("ascii"))
+        except OSError as error:
+            _log.warning("checkpoint %s is committed, but %s was not updated: %s", known.attempt, LATEST, error)
+        self.faults.hit("latest.written")
+
+
+@contextlib.contextmanager
+def _in_tier() -> Iterator[None]:
+    """Full shared memory is not full storage: it passes."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"the memory tier can't be written: {error}") from error
+
+
+def _in_memory(work: NodeWork) -> dict[str, Source]:
+    return {file: Source(path, size) for file, (path, size) in work.paths.items()}

@@ -1,0 +1,242 @@
+"""A keeper from outside: the launcher starts it, looks after it, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ftrun
+from ftrun.checkpoint.keeper.beat import Beat
+from ftrun.checkpoint.keeper.codes import Code
+from ftrun.checkpoint.keeper.local import LocalTier
+from ftrun.checkpoint.keeper.pending import Pending
+from ftrun.checkpoint.keeper.takeover import claim, release
+from ftrun.checkpoint.memory.tier import put
+from ftrun.checkpoint.sealed import seal
+from ftrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from ftrun.checkpoint.epochs import EpochRecord
+    from ftrun.checkpoint.keeper.config import KeeperConfig
+    from ftrun.checkpoint.memory.tier import Tier
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
+_HEALTHY = 60.0  # seconds of life after which a death counts as the first one
+_LOOK = 1.0  # seconds between looks at its sign of life
+_ORDERLY = (Code.DONE, Code.LOST)
+
+
+class Keeper:
+    """The keeper of a node, as its launcher holds it. One thread uses it.
+
+    Args:
+        tier: the node's memory tier; made when the keeper starts.
+        config: what it is told.
+        stalled_after: seconds without a sign of life, while there is work, after which it is replaced.
+    """
+
+    def __init__(self, tier: Tier, config: KeeperConfig, *, stalled_after: float = 30.0) -> None:
+        self._tier = tier
+        self._config = replace(config, token=secrets.token_hex(8))
+        self._stalled_after = stalled_after
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = self._looked = 0.0
+        self._deaths = 0
+        self._not_before = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    def ensure(self) -> None:
+        """Have a keeper that runs. Cheap where there is one: call it as often as you like.
+
+        One that died is replaced, after a pause that grows from death to death. Nothing that it had taken on is lost.
+        """
+        now = time.monotonic()
+        if self._process is not None and self._process.poll() is None:
+            if now - self._looked >= _LOOK:
+                self._looked = now
+                self._replace_if_stalled(now)
+            return
+        if self._process is not None:
+            self._bury(self._process.returncode, now)
+        if now >= self._not_before:
+            self._start(now)
+
+    def claim(self) -> None:
+        """Take the tier over from an earlier launcher's keeper, which leaves what lies there to this one.
+
+        Raises:
+            CheckpointError: somebody holds the directory above for too long.
+            OSError: the tier can't be written.
+        """
+        claim(self._tier, self._config)
+
+    def begin_epoch(self, record: EpochRecord) -> None:
+        """Say that the worker group starts with this epoch: what earlier ones left incomplete is dropped.
+
+        Raises:
+            OSError: the tier can't be written.
+        """
+        claim(self._tier, self._config)
+        put(self._tier.path / "epoch.json", seal(dict(record.__dict__)))
+        self.wake()
+
+    def wake(self) -> None:
+        """Have it look at once."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.setblocking(False)
+            sender.sendto(b"", os.fspath(self._tier.socket))
+
+    def finish(self, timeout: float) -> bool:
+        """Have it drain and commit what is sealed, then end it and remove the tier. Workers must have ended.
+
+        Args:
+            timeout: seconds; then it is killed.
+
+        Returns:
+            Whether everything that was sealed is committed. If not the tier stays: the next start takes it up.
+        """
+        done = self._finish(time.monotonic() + timeout)
+        self._process = None
+        if not done:
+            return False
+        try:
+            release(self._tier, self._config)
+        except (OSError, CheckpointError) as error:
+            _log.warning("ftrun: the memory tier %s was not removed: %s", self._tier.path, error)
+        return done
+
+    def _finish(self, deadline: float) -> bool:
+        while True:
+            if self.pid is None:
+                if not self._has_work():
+                    return True
+                self._start(time.monotonic())
+            process = self._process
+            if process is None:
+                return False
+            process.send_signal(signal.SIGTERM)
+            try:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._kill(process)
+                return False
+            if code in _ORDERLY:
+                return code == Code.DONE
+            _log.warning("ftrun: the checkpoint keeper %s; another one finishes", _how(code))
+            time.sleep(min(_FIRST_PAUSE, max(0.0, deadline - time.monotonic())))
+
+    def _start(self, now: float) -> None:
+        try:
+            claim(self._tier, self._config)
+            self._process = _spawn(self._tier)
+        except (OSError, CheckpointError) as error:
+            self._process = None
+            self._put_off(now)
+            _log.warning("ftrun: the checkpoint keeper can't be started: %s; the next try follows", error)
+            return
+        self._started = self._looked = now
+        _let_others_read_first(self._process.pid)
+
+    def _bury(self, code: int, now: float) -> None:
+        """Note that it ended although nobody asked it to."""
+        self._process = None
+        if now - self._started > _HEALTHY:
+            self._deaths = 0
+        self._put_off(now)
+        _log.warning("ftrun: the checkpoint keeper %s; another one goes on%s", _how(code), self._last_words())
+
+    def _put_off(self, now: float) -> None:
+        self._deaths += 1
+        pause = 0.0 if self._deaths == 1 else min(_LAST_PAUSE, _FIRST_PAUSE * 2.0 ** (self._deaths - 2))
+        self._not_before = now + pause
+
+    def _replace_if_stalled(self, now: float) -> None:
+        beat = Beat(self._tier).read()
+        latest = self._started if beat is None else max(self._started, beat[1])
+        if self._process is None or now - latest < self._stalled_after or not self._has_work():
+            return
+        _log.warning("ftrun: the checkpoint keeper gave no sign of life for %.0f s: it is replaced", now - latest)
+        self._kill(self._process)
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, and goes when that lets it
+            process.wait(5.0)
+
+    def _has_work(self) -> bool:
+        """Whether something waits for a keeper."""
+        sealed = self._tier.sealed()
+        undrained = any(not slot.is_marked(slot.drained, seal.attempt) for slot, seal in sealed)
+        return undrained or bool(Pending(self._tier).works()) or self._has_local_work()
+
+    def _has_local_work(self) -> bool:
+        config = self._config
+        if not config.local:
+            return False
+        try:
+            works = LocalTier(config.local, config.node, config.run_id).works()
+        except OSError:
+            return False
+        return any(work.files and not work.committed for work in works)
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self._tier.path / "keeper.log").read_bytes()[-2000:].decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        said = [line for line in lines if line.strip()]
+        return f" (it said last: {said[-1][:300]})" if said else ""
+
+
+def _spawn(tier: Tier) -> subprocess.Popen[bytes]:
+    # Without the current directory on its path: a script's neighbours may be named like modules of the library.
+    command = [sys.executable, "-P", "-m", "ftrun.checkpoint.keeper", str(tier.path)]
+    environment = dict(os.environ)
+    home = Path(ftrun.__file__).parent.parent
+    if home.name not in ("site-packages", "dist-packages"):  # those are found, and must not come before the library
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(home)]))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(tier.path / "keeper.log", flags, 0o600)
+    # A signal that comes before it can take one must not end it: it inherits the mask, and lifts it when it can.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(log)
+
+
+def _let_others_read_first(pid: int) -> None:
+    """Give a process the lowest priority for disks that still gets its turn. Its threads will inherit it."""
+    # From here, since this import costs a keeper a tenth of its start, and launchers have it.
+    with contextlib.suppress(Exception):  # a courtesy, on whatever system this is
+        import psutil
+
+        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, 7)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"was killed by signal {-code}"

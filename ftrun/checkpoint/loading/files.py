@@ -1,0 +1,261 @@
+"""A checkpoint's files: what each must be, and its bytes from the nearest tier that holds them whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import defaultdict
+from concurrent import futures
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint.checksums import CHUNK
+from ftrun.checkpoint.layout import MANIFEST, attempt_key
+from ftrun.checkpoint.loading.chunks import SCRATCH, Chunk, Damaged, Into, read_chunk
+from ftrun.checkpoint.manifest import BadManifestError, Manifest
+from ftrun.errors import CheckpointError, CorruptCheckpoint, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from ftrun.checkpoint.layout import AttemptName, Root
+    from ftrun.checkpoint.loading.chunks import Use
+    from ftrun.checkpoint.loading.tiers import Copies, SealedCopies
+
+_log = logging.getLogger(__name__)
+
+_OLDEST_FORMAT = 2
+_MOST_THREADS = 4
+
+
+class Files:
+    """The files of one checkpoint. Any thread may call its methods.
+
+    Args:
+        root: the checkpoint root.
+        name: of the checkpoint.
+        nearer: tiers to try before the root, nearest first.
+        last: the root's own copies.
+        sealed: the snapshot in memory that is to be read, before anybody has committed it; else the manifest is read.
+
+    Attributes:
+        notes: what was found damaged on the way and read elsewhere instead.
+
+    Raises:
+        CorruptCheckpoint: the manifest is damaged or missing.
+        CheckpointError: it can't be read; or the snapshot isn't whole, nor committed.
+        UsageError: another version of ftrun wrote it.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        name: AttemptName,
+        nearer: Sequence[Copies],
+        last: Copies,
+        sealed: SealedCopies | None = None,
+    ) -> None:
+        self.name = name
+        self.notes: list[str] = []
+        self._root, self._nearer, self._last = root, nearer, last
+        self._sealed = sealed
+        self._lock = threading.Lock()
+        self._scratch = _Scratch()
+        self._manifest = None if sealed is not None else self._read_manifest()
+        if sealed is not None and not _is_whole(sealed):
+            self.require_commit("not all of its ranks have sealed it")
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The manifest; None for a snapshot in memory that isn't known to be committed."""
+        return self._manifest
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that wrote it."""
+        if self._manifest is not None:
+            return self._manifest.world_size
+        assert self._sealed is not None
+        return next(iter(self._sealed.seals.values())).world_size
+
+    @property
+    def reason(self) -> str:
+        """Why it was taken."""
+        if self._manifest is not None:
+            return self._manifest.reason
+        assert self._sealed is not None
+        return next(iter(self._sealed.seals.values())).reason
+
+    def size(self, file: str) -> int:
+        """What a file's size must be.
+
+        Raises:
+            CorruptCheckpoint: the checkpoint has no such file.
+        """
+        if self._manifest is not None:
+            record = self._manifest.files.get(file)
+            if record is None:
+                raise self.corrupt(MANIFEST, f"does not list {file}")
+            return record.size
+        assert self._sealed is not None
+        size = self._sealed.size(file)
+        if size is None:
+            raise self.corrupt(file, "is named by no seal")
+        return size
+
+    def content(self, file: str) -> bytes:
+        """All of a small file.
+
+        Raises:
+            CorruptCheckpoint: the root's own bytes are not those that were committed.
+            CheckpointError: they can't be read.
+        """
+        content = bytearray(self.size(file))
+        if content:
+            self.read({file: [Into(0, memoryview(content))]})
+        return bytes(content)
+
+    def read(self, uses: Mapping[str, Sequence[Use]], first: float = 0.0) -> None:
+        """Read what the uses of each file want, each byte once, by several threads.
+
+        Args:
+            uses: by file.
+            first: where among all the chunks to begin, from 0 to 1: ranks of a node that begin at places of their own
+                download different chunks first, and find the others there later.
+
+        Raises:
+            CorruptCheckpoint: the root's own bytes are not those that were committed.
+            CheckpointError: they can't be read.
+        """
+        work = [(file, number, each) for file in sorted(uses) for number, each in _by_chunk(uses[file])]
+        middle = int(first * len(work))
+        _in_threads([_bound(self._read, *each) for each in work[middle:] + work[:middle]])
+
+    def require_commit(self, problem: str) -> None:
+        """Go on with what the root holds, for a snapshot in memory that turned out to be unusable.
+
+        Raises:
+            CheckpointError: it was never committed.
+        """
+        with self._lock:
+            if self._manifest is not None:
+                return
+            try:
+                self._manifest = self._read_manifest()
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"snapshot {self.name} in this node's memory can't be used: {problem}; it isn't committed either "
+                    f"({error}), so only an older checkpoint is left to resume from"
+                ) from error
+            self._note(f"snapshot {self.name} in memory can't be used: {problem}; its commit is read instead")
+
+    def corrupt(self, file: str, what: str) -> CorruptCheckpoint:
+        """The error for a file that is not what was committed."""
+        return CorruptCheckpoint(f"{file} {what}", str(self.name))
+
+    def _read(self, file: str, number: int, uses: Sequence[Use]) -> None:
+        """Read a chunk from the nearest tier that has it whole."""
+        problem = ""
+        for copies in self._copies():
+            if self._manifest is None and copies is not self._sealed:
+                self.require_commit(f"{file} {problem or 'is missing'}")
+            chunk = self._chunk(file, number)
+            try:
+                with copies.opened(chunk) as descriptor:
+                    read_chunk(descriptor, chunk, uses, self._scratch.view)
+            except FileNotFoundError:
+                continue
+            except Damaged as error:
+                if copies is self._last:
+                    raise self.corrupt(file, str(error)) from error
+                problem = str(error)
+            except OSError as error:
+                if copies is self._last:
+                    raise
+                problem = f"can't be read: {error.strerror or error}"
+            else:
+                return
+            if self._manifest is not None:
+                self._note(f"checkpoint {self.name}: {file} in {copies.where} {problem}; another copy is read")
+        raise AssertionError("the root's copies answer, or raise")
+
+    def _copies(self) -> Iterator[Copies]:
+        yield from self._nearer
+        yield self._last
+
+    def _chunk(self, file: str, number: int) -> Chunk:
+        size = self.size(file)
+        crc = self._manifest.files[file].chunks[number] if self._manifest is not None else None
+        return Chunk(file, size, number, crc)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            _log.warning("ftrun: %s", text)
+
+    def _read_manifest(self) -> Manifest:
+        key = attempt_key(self.name, MANIFEST)
+        try:
+            manifest = Manifest.from_bytes(self._root.read(key))
+        except BadManifestError as error:
+            raise self.corrupt(MANIFEST, str(error)) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise self.corrupt(MANIFEST, "is missing") from error
+        except CheckpointError:
+            raise
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise CheckpointError(f"{self._root.url}/{key} can't be read: {reason}; check the storage") from error
+        if (manifest.attempt, manifest.step) != (str(self.name), self.name.step):
+            raise self.corrupt(MANIFEST, f"is that of {manifest.attempt}")
+        if manifest.format < _OLDEST_FORMAT:
+            raise UsageError(
+                f"checkpoint {self.name} was written by an early ftrun ({manifest.ftrun}, format {manifest.format}), "
+                "whose checkpoints this version can't read: resume it with that version, or start over with --fresh"
+            )
+        return manifest
+
+
+class _Scratch(threading.local):
+    """Memory of each thread's own."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(SCRATCH))
+
+
+def num_threads() -> int:
+    """How many threads read side by side."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+
+
+def _is_whole(sealed: SealedCopies) -> bool:
+    seals = sealed.seals
+    return bool(seals) and all(sorted(seals) == list(range(seal.world_size)) for seal in seals.values())
+
+
+def _by_chunk(uses: Sequence[Use]) -> Iterator[tuple[int, list[Use]]]:
+    """Uses of a file by the chunks that they touch."""
+    found: defaultdict[int, list[Use]] = defaultdict(list)
+    for use in uses:
+        for number in range(use.start // CHUNK, -(-use.stop // CHUNK)):
+            found[number].append(use)
+    yield from sorted(found.items())
+
+
+def _bound(function: Callable[..., None], *arguments: object) -> Callable[[], None]:
+    return lambda: function(*arguments)
+
+
+def _in_threads(jobs: Sequence[Callable[[], None]]) -> None:
+    """Do all jobs; at the first that fails, start no more, and raise its error when the others have ended."""
+    if len(jobs) <= 1 or num_threads() == 1:
+        for job in jobs:
+            job()
+        return
+    with futures.ThreadPoolExecutor(num_threads(), thread_name_prefix="ftrun-load") as pool:
+        pending = [pool.submit(job) for job in jobs]
+        done, _ = futures.wait(pending, return_when=futures.FIRST_EXCEPTION)
+        failed = [each for each in done if each.exception() is not None]
+        if failed:
+            pool.shutdown(cancel_futures=True)
+            failed[0].result()

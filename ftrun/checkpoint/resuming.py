@@ -1,0 +1,84 @@
+"""What a start resumes from: the newest whole commit, or a snapshot in memory that is newer. One process decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint import epochs, reader
+from ftrun.checkpoint.layout import AttemptName
+from ftrun.checkpoint.loading import sealed
+from ftrun.errors import NoValidCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from ftrun.checkpoint.layout import Root
+    from ftrun.checkpoint.memory.tier import Tier
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """What an attempt can resume from.
+
+    Attributes:
+        name: of the checkpoint.
+        world_size: how many ranks wrote it.
+        sealed: it is a snapshot in this node's memory that isn't committed yet.
+    """
+
+    name: AttemptName
+    world_size: int
+    sealed: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to resume from, and what not.
+
+    Attributes:
+        point: the newest that can be used, None where nothing was ever saved.
+        skipped: name and reason of each newer commit that can't be used, newest first.
+    """
+
+    point: ResumePoint | None
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+def choose(root: Root, run_id: str, tier: Tier | None, *, exclude: Collection[str] = frozenset()) -> Choice:
+    """Choose what a start of this run resumes from.
+
+    Args:
+        root: the checkpoint root.
+        run_id: identity of the run.
+        tier: the memory tier of the only node; None where there are several, each of which holds a part at most.
+        exclude: names that are not wanted.
+
+    Raises:
+        NoValidCheckpoint: there are commits, and nothing can be used.
+        UsageError: the root belongs to another run, or a newer ftrun wrote the newest commit.
+        CheckpointError: the root can't be listed.
+    """
+    snapshot = _snapshot(root, run_id, tier, exclude) if tier is not None else None
+    try:
+        found = reader.resume_point(root, run_id, exclude=exclude)
+    except NoValidCheckpoint:
+        if snapshot is None:
+            raise
+        return Choice(snapshot)
+    commit = found.commit
+    if snapshot is not None and (commit is None or snapshot.name > commit.name):
+        return Choice(snapshot, found.skipped)
+    point = None if commit is None else ResumePoint(commit.name, commit.manifest.world_size, sealed=False)
+    return Choice(point, found.skipped)
+
+
+def _snapshot(root: Root, run_id: str, tier: Tier, exclude: Collection[str]) -> ResumePoint | None:
+    record = epochs.require_free_or_ours(root, run_id)
+    found = sealed.newest_sealed(tier, run_id, record.since if record is not None else 0, exclude=exclude)
+    if found is None:
+        return None
+    name = AttemptName.of(found.name)
+    if name in root.bad():
+        return None
+    return ResumePoint(name, found.world_size, sealed=True)

@@ -1,0 +1,138 @@
+"""Which slot the next snapshot goes into, and what happens when both are full."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun.checkpoint.layout import AttemptName
+from ftrun.checkpoint.memory.tier import remove
+from ftrun.checkpoint.staging.work import remaining
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ftrun.checkpoint.memory.arena import Arena
+    from ftrun.checkpoint.memory.outcomes import Outcomes
+    from ftrun.checkpoint.memory.tier import Slot
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a slot holds.
+
+    Attributes:
+        attempt: the snapshot that it is sealed for; None where it is not sealed.
+        draining: the keeper reads it.
+        over: nobody needs it any more: it is safe elsewhere, or will never be a checkpoint.
+    """
+
+    attempt: str | None = None
+    draining: bool = False
+    over: bool = False
+
+    @property
+    def free(self) -> bool:
+        """Whether it may be filled."""
+        return self.attempt is None or (self.over and not self.draining)
+
+
+def choose(held: Sequence[Held]) -> int | None:
+    """The slot to fill: an empty one, else the one that holds the oldest snapshot, for it is worth least."""
+    free = [number for number, each in enumerate(held) if each.free]
+    return min(free, key=lambda number: _age(held[number]), default=None)
+
+
+def choose_to_replace(held: Sequence[Held]) -> int | None:
+    """The slot whose snapshot waits for the keeper and may give way to a newer one: the newest of them."""
+    waiting = [number for number, each in enumerate(held) if not each.free and not each.draining]
+    return max(waiting, key=lambda number: _age(held[number]), default=None)
+
+
+def _age(held: Held) -> tuple[int, int]:
+    name = AttemptName.parse(held.attempt or "")
+    return (-1, -1) if name is None else (name.epoch, name.step)
+
+
+class Slots:
+    """The slots of one rank. Training thread only.
+
+    Args:
+        arena: says which there are.
+        outcomes: what became of earlier saves.
+        when_busy: ``skip``, ``wait`` or ``replace``.
+        replaced: called with the attempt whose snapshot gave way.
+    """
+
+    def __init__(self, arena: Arena, outcomes: Outcomes, when_busy: str, replaced: Callable[[str], None]) -> None:
+        self._arena = arena
+        self._outcomes = outcomes
+        self._when_busy = when_busy
+        self._replaced = replaced
+
+    def may_save(self, besides: Slot | None = None) -> bool:
+        """Whether a save that nobody insists on may begin now.
+
+        Args:
+            besides: a slot that is being filled.
+        """
+        if self._when_busy != "skip":
+            return True
+        slots = [slot for slot in self._arena.slots() if slot != besides]
+        return choose([self._held(slot) for slot in slots]) is not None
+
+    def idle(self) -> list[Slot]:
+        """Slots that nobody needs now."""
+        return [slot for slot in self._arena.slots() if self._held(slot).free]
+
+    def take(self, timeout: float) -> Slot | None:
+        """An empty slot, waited for until the timeout; None where there was none."""
+        deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+        while (slot := self._try()) is None:
+            if remaining(deadline) == 0:
+                return None
+            time.sleep(min(pause, remaining(deadline)))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        empty(slot)
+        return slot
+
+    def _try(self) -> Slot | None:
+        slots = self._arena.slots()
+        held = [self._held(slot) for slot in slots]
+        number = choose(held)
+        if number is not None:
+            return slots[number]
+        number = choose_to_replace(held) if self._when_busy == "replace" else None
+        return slots[number] if number is not None and self._replace(slots[number], held[number].attempt) else None
+
+    def _replace(self, slot: Slot, attempt: str | None) -> bool:
+        """Take a sealed slot from under the keeper; False where it has just begun to read."""
+        aside = slot.seal.with_suffix(".aside")
+        slot.seal.replace(aside)
+        if attempt is None or slot.is_marked(slot.draining, attempt):
+            aside.replace(slot.seal)
+            return False
+        remove(aside)
+        self._replaced(attempt)
+        return True
+
+    def _held(self, slot: Slot) -> Held:
+        seal = slot.read_seal()
+        if seal is None:
+            return Held()
+        draining = slot.is_marked(slot.draining, seal.attempt)
+        over = slot.is_marked(slot.drained, seal.attempt) or self._failed(seal.attempt)
+        return Held(seal.attempt, draining, over)
+
+    def _failed(self, attempt: str) -> bool:
+        outcome = self._outcomes.get(attempt)
+        return outcome is not None and not outcome.committed
+
+
+def empty(slot: Slot) -> None:
+    """Take away what says that a slot holds something. The seal first: a seal alone would be drained again."""
+    for marker in (slot.seal, slot.draining, slot.drained):
+        remove(marker)

@@ -1,0 +1,237 @@
+"""One save on its way from live state into a slot.
+
+::
+
+    start()     on the training thread, within save(): copies what may change at any time
+    ...         a helper copies the rest beside the next forward and backward
+    fence()     on the thread that is about to change the rest: copies what is left of it
+    verdict()   once nothing is left: was anything written to before it was copied?
+    judge()     at the fence, if this is a trial: which tensors are not the same any more?
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ftrun.checkpoint.staging.device import DeviceCopies
+from ftrun.checkpoint.staging.moves import SMALL, Move, Whole, batches, moves, split
+from ftrun.checkpoint.staging.trust import TRIALS, Owned, Trust, Versions
+from ftrun.checkpoint.staging.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ftrun.checkpoint.memory.slot_memory import SlotMemory
+    from ftrun.checkpoint.plan.planner import Copy, Plan
+
+TIMEOUT = 600.0
+"""Seconds that a copy under way may take; a device that hangs is the only thing that could."""
+
+
+@dataclass
+class Orders:
+    """What to do with each byte.
+
+    Attributes:
+        now: movements before save() returns; probes among them.
+        later: movements before the fence.
+        probes: those that show by the end whether their tensors changed meanwhile.
+        trial: movements, all of them in ``now``, to compare at the fence.
+        versions: counters of the tensors that are moved later.
+        waiting: names of those tensors.
+        trial_versions: counters of those on trial.
+        alive: what must not be freed meanwhile; movements know addresses only.
+    """
+
+    now: list[Move] = field(default_factory=list)
+    later: list[Move] = field(default_factory=list)
+    probes: list[Move] = field(default_factory=list)
+    trial: list[Move] = field(default_factory=list)
+    versions: Versions = field(default_factory=Versions)
+    waiting: set[str] = field(default_factory=set)
+    alive: tuple[object, ...] = ()
+    trial_versions: Versions = field(default_factory=Versions)
+
+
+def order(
+    plan: Plan,
+    memory: SlotMemory,
+    tensors: Mapping[str, torch.Tensor],
+    trust: Trust,
+    owned: Owned | None,
+    turn: int,
+) -> Orders:
+    """Decide what is copied when.
+
+    Args:
+        plan: what this rank stores.
+        memory: where to.
+        tensors: the state's tensors by name, of which the plan's are parts.
+        trust: what was seen of them so far.
+        owned: memory of the tracked optimizers; None where everything is copied at once.
+        turn: number of the save.
+    """
+    orders = Orders(alive=(plan.copies, memory.tensor(torch.uint8, 0, (memory.size,))))
+    number = 0
+    for copy in plan.copies:
+        every = moves(copy, memory)
+        level = -1 if owned is None else _level(copy, orders, tensors, trust, owned)
+        if level >= TRIALS:
+            orders.waiting.add(copy.name)
+            for move in every:
+                number += 1
+                now, later = split(move, number, turn)
+                orders.now += now
+                orders.probes += now
+                orders.later += later
+            continue
+        orders.now += every
+        if level >= 0:
+            orders.trial += every
+    return orders
+
+
+def _level(copy: Copy, orders: Orders, tensors: Mapping[str, torch.Tensor], trust: Trust, owned: Owned) -> int:
+    """How far a tensor is trusted, below 0 for not at all; its counters are watched from now on where it is."""
+    if copy.tensor.nbytes <= SMALL:
+        return -1
+    level = trust.level(copy.name)
+    owner = owned.owner(tensors[copy.name]) if level >= 0 else None
+    if owner is None:
+        return -1
+    versions = orders.versions if level >= TRIALS else orders.trial_versions
+    return level if versions.watch(copy.name, owner, copy.tensor) else -1
+
+
+class Snapshot:
+    """One save under way. ``start`` and ``judge`` on the training thread, the rest on any.
+
+    Args:
+        orders: what to copy when.
+        digests: work that reads live state too, by the name of the tensor; its results are the caller's.
+        streams: gives the stream for overlapping copies from a device.
+    """
+
+    def __init__(
+        self,
+        orders: Orders,
+        digests: Mapping[str, Callable[[], object]],
+        streams: Callable[[torch.device], torch.cuda.Stream],
+    ) -> None:
+        self._orders = orders
+        self._streams = streams
+        self._devices: list[DeviceCopies] = []
+        # They are long tasks: a helper takes them first, and nobody waits for their end alone.
+        first = [task for name, task in digests.items() if name not in orders.waiting]
+        later = [task for name, task in digests.items() if name in orders.waiting]
+        self._now = Work([*first, *_tasks(orders.now)])
+        self._later = Work([*later, *_tasks(orders.later)])
+        self._verdict: frozenset[str] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, begun: Callable[[], None]) -> None:
+        """Copy what can't wait. ``begun`` is called when a helper may begin with :meth:`help`."""
+        self._issue()
+        begun()
+        self._now.help(from_end=True)
+        self._now.wait(TIMEOUT)
+
+    def help(self) -> None:
+        """Do what there is to do, on a helper's thread."""
+        self._now.help()
+        self._later.help()
+
+    def fence(self) -> None:
+        """On return nothing that is moved later is still to be read."""
+        self._later.help(from_end=True)
+        self._later.wait(TIMEOUT)
+        for device in self._devices:
+            device.fence()
+        self._check()
+
+    def verdict(self) -> frozenset[str]:
+        """Wait for what is left; names of tensors that were written to before they were copied. Empty: it is whole.
+
+        Raises:
+            BaseException: what copying raised.
+        """
+        for work in (self._now, self._later):
+            work.wait(TIMEOUT)
+        # Counters count from when a write is issued, so they are looked at when the device is done, or at the fence.
+        differ = [name for device in self._devices for name in device.finish()]
+        for work in (self._now, self._later):
+            if work.error is not None:
+                raise work.error
+        return self._check().union(differ)
+
+    def _check(self) -> frozenset[str]:
+        """Look at counters and probes, once, as soon as all is copied: what happens later does no harm."""
+        with self._lock:
+            if self._verdict is None:
+                changed = {move.name for move in _here(self._orders.probes) if not move.is_same()}
+                self._verdict = frozenset(changed | self._orders.versions.changed())
+            return self._verdict
+
+    def judge(self, trust: Trust, helper: Callable[[Callable[[], None]], None], *, by_step: bool) -> None:
+        """Tell ``trust`` how a trial went. On return nothing of it reads live state any more.
+
+        Args:
+            trust: hears of it.
+            helper: has a job done on another thread.
+            by_step: an optimizer's step begins now; otherwise nothing is learned from what stayed the same.
+        """
+        trial = self._orders.trial
+        if not trial:
+            return
+        for device in self._devices:
+            device.finish()
+        changed = self._orders.trial_versions.changed()
+        work = Work(partial(_compare, each, changed) for each in batches(_here(trial)))
+        helper(work.help)
+        _compare([move for move in trial if _is_on_cuda(move)], changed)  # other threads have other streams
+        work.help(from_end=True)
+        work.wait(TIMEOUT)
+        names = {move.name for move in trial} if by_step else set()
+        trust.saw(names, changed)
+
+    def _issue(self) -> None:
+        groups: defaultdict[torch.device, tuple[list[Whole], list[Whole], list[Whole]]] = defaultdict(
+            lambda: ([], [], [])
+        )
+        for kind, chosen in enumerate((self._orders.now, self._orders.later, self._orders.probes)):
+            for move in chosen:
+                if isinstance(move, Whole) and _is_on_cuda(move):
+                    groups[move.source.device][kind].append(move)
+        for device, (now, later, probes) in groups.items():
+            copies = DeviceCopies(device, self._streams(device))
+            copies.issue(now, later, probes)
+            self._devices.append(copies)
+
+
+def _is_on_cuda(move: Move) -> bool:
+    return isinstance(move, Whole) and move.source.is_cuda
+
+
+def _tasks(chosen: Iterable[Move]) -> Iterator[Callable[[], None]]:
+    return (partial(_run, batch) for batch in batches(_here(chosen)))
+
+
+def _here(chosen: Iterable[Move]) -> Iterator[Move]:
+    return (move for move in chosen if not _is_on_cuda(move))
+
+
+def _run(batch: list[Move]) -> None:
+    for move in batch:
+        move.run()
+
+
+def _compare(batch: list[Move], changed: set[str]) -> None:
+    for move in batch:
+        if move.name not in changed and not move.is_same():
+            changed.add(move.name)

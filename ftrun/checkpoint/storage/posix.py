@@ -1,0 +1,173 @@
+"""Storage in a directory: a local disk, NFS, or whatever is mounted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun import durable
+from ftrun.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from ftrun.checkpoint.storage.base import Source
+
+_MEBI = 2**20
+_WRITE_BEHIND = 8 * _MEBI
+
+
+@dataclass(frozen=True)
+class PosixStorage:
+    """A directory. It need not exist before the first write.
+
+    Attributes:
+        path: the directory, absolute.
+    """
+
+    path: Path
+    remote = False
+
+    @property
+    def url(self) -> str:
+        """The path as text."""
+        return str(self.path)
+
+    def local(self, key: str) -> Path:
+        """The plain path of a key."""
+        return self.path / key
+
+    def names(self, directory: str) -> list[str]:
+        """Names directly within a directory."""
+        try:
+            return os.listdir(self.path / directory)
+        except FileNotFoundError:
+            return []
+
+    def tree(self, directory: str) -> dict[str, int]:
+        """Sizes of all regular files below a directory; links are not followed."""
+        found: dict[str, int] = {}
+        self._walk(self.path / directory, "", found)
+        return found
+
+    def size(self, key: str) -> int | None:
+        """Size of a regular file."""
+        # Through a new handle: network filesystems answer stat from a cache, but ask the server on open.
+        try:
+            descriptor = os.open(f"{self.path}/{key}", os.O_RDONLY | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            status = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, key: str) -> bytes:
+        """All bytes of a small file."""
+        return (self.path / key).read_bytes()
+
+    @contextlib.contextmanager
+    def opened(self, key: str) -> Iterator[OpenFile]:
+        """Open a file for reading ranges of it."""
+        descriptor = os.open(self.path / key, os.O_RDONLY)
+        try:
+            yield OpenFile(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def create(self, key: str, data: bytes) -> None:
+        """Create a small file, exclusively."""
+        path = self.path / key
+        durable.make_dirs(path.parent)
+        durable.create(path, data)
+        # Not every filesystem keeps its word about exclusive creation; what lies there now says who won.
+        if path.read_bytes() != data:
+            raise FileExistsError(f"{path} was written by somebody else at the same time")
+
+    def write(self, key: str, data: bytes) -> None:
+        """Write or replace a small file."""
+        durable.make_dirs((self.path / key).parent)
+        durable.write(self.path / key, data)
+
+    def put(self, key: str, source: Source, size: int) -> None:
+        """Create a large file. A failure leaves nothing of it; trying again is the caller's to decide."""
+        path = self.path / key
+        durable.make_dirs(path.parent)
+        written = begun = 0
+        with durable.creating(path) as file:
+            for view in source():
+                written += file.write(view)
+                begun = _begin_writing(file, begun, written)
+            if written != size:
+                raise ValueError(f"{path} is to have {size} bytes, and its source gave {written}")
+        kept = self.size(key)
+        if kept != size:
+            raise CheckpointError(f"{path} has {kept or 'no'} bytes instead of the {size} written: check the storage")
+
+    def delete(self, keys: Collection[str]) -> None:
+        """Delete files."""
+        for key in keys:
+            (self.path / key).unlink(missing_ok=True)
+
+    def make_directory(self, directory: str) -> None:
+        """Make a directory and its parents, durably."""
+        durable.make_dirs(self.path / directory)
+
+    def sync_directory(self, directory: str) -> None:
+        """Make the names within a directory durable."""
+        durable.fsync_dir(self.path / directory)
+
+    def remove_directories(self, directories: Iterable[str]) -> None:
+        """Remove those directories that are empty."""
+        for directory in directories:
+            with contextlib.suppress(OSError):
+                (self.path / directory).rmdir()
+
+    def abort_uploads(self, directory: str) -> None:
+        """Nothing to do: what a write leaves behind is a temporary file, which :meth:`tree` shows."""
+
+    def _walk(self, top: Path, prefix: str, found: dict[str, int]) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(top) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found[prefix + entry.name] = status.st_size
+                    elif stat.S_ISDIR(status.st_mode):
+                        self._walk(top / entry.name, f"{prefix}{entry.name}/", found)
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """A file that is open for reading.
+
+    Attributes:
+        descriptor: of the file.
+    """
+
+    descriptor: int
+    granule = _MEBI  # what was read is still in the processor's cache when it is summed up
+
+    def read_into(self, offset: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``offset`` on."""
+        while len(view):
+            count = os.preadv(self.descriptor, [view], offset)
+            if count == 0:
+                raise EOFError(f"the file ends {len(view)} bytes too early")
+            view, offset = view[count:], offset + count
+
+
+def _begin_writing(file: BinaryIO, begun: int, written: int) -> int:
+    """Have the kernel write what has gathered, so that the disk works while the rest is summed; up to where it does."""
+    if written - begun < _WRITE_BEHIND:
+        return begun
+    file.flush()
+    # The kernel starts to write pages that it is told nobody wants; it can't drop them before they are written.
+    os.posix_fadvise(file.fileno(), begun, written - begun, os.POSIX_FADV_DONTNEED)
+    return written

@@ -1,0 +1,115 @@
+"""``ftrun ckpt verify``: read every byte of checkpoints and compare it with what was committed."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, locate, size_text, told
+from ftrun.contract import ExitCode
+
+if TYPE_CHECKING:
+    from ftrun.checkpoint.layout import Root
+    from ftrun.checkpoint.reader import AttemptInfo
+    from ftrun.checkpoint.verify import Damage
+    from ftrun.cli.ckpt_place import Place
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verifying one checkpoint found.
+
+    Attributes:
+        name: of the checkpoint.
+        status: as ``ftrun ckpt ls`` shows it.
+        size: bytes that were to be read.
+        seconds: that it took.
+        damages: what is wrong.
+        marked: it was marked as bad.
+    """
+
+    name: str
+    status: str
+    size: int
+    seconds: float
+    damages: list[Damage]
+    marked: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.damages
+
+
+def verify(
+    where: Annotated[str, typer.Argument(help=WHERE_HELP)] = "",
+    name: Annotated[str, typer.Argument(help=NAME_HELP)] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All checkpoints of the root.")] = False,
+    mark_bad: Annotated[bool, typer.Option("--mark-bad", help="Never resume from one that is damaged.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Read every byte of a checkpoint and check every checksum. Exit code 1 when something is damaged."""
+    with told():
+        place = locate(where, name, Path.cwd())
+        verdicts = [examine(place.root, info, mark_bad=mark_bad) for info in _chosen(place, everything=everything)]
+    if as_json:
+        print(
+            json.dumps(
+                {"schema_version": 1, "root": place.root.url, "checkpoints": list(map(_row, verdicts))}, indent=1
+            )
+        )
+    else:
+        print(
+            "\n".join(line for verdict in verdicts for line in _lines(verdict)) or f"no checkpoints in {place.root.url}"
+        )
+    if not all(verdict.whole for verdict in verdicts):
+        raise SystemExit(ExitCode.FAILED)
+
+
+def _chosen(place: Place, *, everything: bool) -> list[AttemptInfo]:
+    from ftrun.checkpoint import reader
+
+    if not everything:
+        return [place.info()]
+    return [info for info in reader.attempts(place.root) if info.status in ("committed", "invalid")]
+
+
+def examine(root: Root, info: AttemptInfo, *, mark_bad: bool) -> Verdict:
+    """Verify one checkpoint.
+
+    Raises:
+        CheckpointError: a remote storage is away, or the mark can't be written.
+    """
+    from ftrun.checkpoint import reader, verify
+    from ftrun.checkpoint.layout import MANIFEST
+
+    began = time.monotonic()
+    if info.manifest is None:
+        damages = [verify.Damage(MANIFEST, None, None, None, info.reason.removeprefix(f"{MANIFEST} "))]
+    else:
+        damages = verify.verify(root, info.name, info.manifest)
+        if info.status == "invalid" and not damages:  # it isn't the manifest of this place
+            damages = [verify.Damage(MANIFEST, None, None, None, info.reason.removeprefix(f"{MANIFEST} "))]
+    certain = any(each.certain for each in damages)
+    if mark_bad and certain:
+        reader.mark_bad(root, info.name, verify.marking(damages))
+    size = info.manifest.size if info.manifest is not None else info.size
+    return Verdict(str(info.name), info.status, size, time.monotonic() - began, damages, mark_bad and certain)
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
+    document = asdict(verdict) | {"whole": verdict.whole}
+    document["damages"] = [asdict(each) for each in verdict.damages]
+    return document
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    if verdict.whole:
+        return [f"{verdict.name}   whole: {size_text(verdict.size)} read in {verdict.seconds:.1f} s"]
+    mark = ", marked as bad" if verdict.marked else ""
+    return [f"{verdict.name}   DAMAGED{mark}", *(f"  {each}" for each in verdict.damages)]

@@ -1,0 +1,70 @@
+"""``scripts/bench checkpoint``: what saving and loading costs, and what it takes to lose a checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import checkpoint_interference
+import checkpoint_load
+import checkpoint_memory
+import checkpoint_nodes
+import checkpoint_peers
+import checkpoint_power
+import checkpoint_remote
+import checkpoint_saves
+from checkpoint_jobs import Plan, subjects, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from checkpoint_jobs import Trained
+    from checkpoint_peers import Peer
+    from common import Settings
+    from figures import Figure
+
+_STALL = ("checkpoint.stall", "checkpoint.stall.overlap")
+_SAVES = (*_STALL, "checkpoint.bytes_staged", "checkpoint.persist")
+_SCENARIOS = {"memory": ("checkpoint.memory",), "persist": _SAVES, "interference": ("checkpoint.interference",)}
+_WITH_PEERS = ("checkpoint.stall", "checkpoint.persist", "checkpoint.load")
+_FROM_ONE_JOB = (*_SAVES, "checkpoint.load", "checkpoint.memory", "checkpoint.interference")
+_APART = {
+    "checkpoint.slow_remote": checkpoint_remote.slow_remote,
+    "checkpoint.many_nodes": checkpoint_nodes.many_nodes,
+    "checkpoint.power_loss": checkpoint_power.power_loss,
+}
+
+
+def measure(settings: Settings) -> Iterator[Figure]:
+    """All figures that were asked for."""
+    if settings.wants(*_FROM_ONE_JOB):
+        large, small = _train(settings)
+        peers = checkpoint_peers.measure(settings) if settings.wants(*_WITH_PEERS) else []
+        yield from (each for each in _figures(settings, large, small, peers) if settings.wants(each.id))
+    for name, part in _APART.items():
+        if settings.wants(name):
+            yield from part(settings)
+
+
+def _train(settings: Settings) -> tuple[list[Trained], list[Trained]]:
+    """One job for each kind of state, which goes through all that is asked of it."""
+    cycles = settings.count(10, 3)
+    scenarios = tuple(name for name, ids in _SCENARIOS.items() if settings.wants(*ids))
+    large = [train(settings, Plan(scenarios, cycles), each) for each in subjects(settings, "large")]
+    chosen = subjects(settings, "small")[: settings.count(2, 1)] if settings.wants(*_STALL) else []
+    return large, [train(settings, Plan(("stall",), cycles), each) for each in chosen]
+
+
+def _figures(
+    settings: Settings, large: Sequence[Trained], small: Sequence[Trained], peers: Sequence[Peer]
+) -> Iterator[Figure]:
+    if settings.wants(*_SAVES):
+        yield checkpoint_saves.stall([*large, *small], peers)
+        yield checkpoint_saves.overlap([*large, *small])
+        yield checkpoint_saves.staged(large)
+        yield checkpoint_saves.persist(large, peers)
+    if settings.wants("checkpoint.memory"):
+        yield checkpoint_memory.memory(large)
+    if settings.wants("checkpoint.interference"):
+        yield checkpoint_interference.interference(large)
+    if settings.wants("checkpoint.load"):
+        yield checkpoint_load.loads(settings, large, peers)

@@ -1,0 +1,57 @@
+"""``checkpoint.load``: from opening a Session until everything tracked has its state back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from checkpoint_jobs import RANKS, load
+from checkpoint_peers import reference
+from checkpoint_results import Case, figure, over, read_results
+from common import say
+from figures import Target, median, ratio, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from checkpoint_jobs import Trained
+    from checkpoint_peers import Peer
+    from common import Settings
+    from figures import Figure
+
+_FRESH = 3
+"""Fresh runs in which a Session is opened that has nothing to load."""
+
+
+def loads(settings: Settings, jobs: Sequence[Trained], peers: Sequence[Peer]) -> Figure:
+    """Processes start anew for each measurement, as they do after a fault."""
+    cases = [case(_loaded(settings, each)) for each in jobs]
+    beside = reference(peers, lambda each: each.load, only=("torch.save", "dcp.save"))
+    notes = [
+        "what opening a Session costs in a fresh run is taken off",
+        "plain read: readinto a warm buffer of all bytes that the rank needs, all ranks at once, page cache warm",
+    ]
+    return figure("checkpoint.load", cases, Target("<=", 1.5), beside, notes)
+
+
+def _loaded(settings: Settings, job: Trained) -> Trained:
+    """The job with what is written when others open its run."""
+    problem = job.results.problem
+    for cycle in range(settings.count(10, 2)):
+        for name in ("bench", f"fresh{cycle}") if cycle < _FRESH else ("bench",):
+            problem = problem or load(job, cycle, name)
+    say(f"{job.subject.name}: loading: {problem or 'done'}")
+    return replace(job, results=read_results(job.folder, RANKS, problem))
+
+
+def case(job: Trained) -> Case:
+    """What several starts gave."""
+    results = job.results
+    loaded, fresh, read = (results.worst(name) for name in ("loaded", "fresh", "read"))
+    opening = median(fresh)
+    if results.problem or opening is None:
+        return Case(job.subject.name, None, notes=(results.problem or "nothing was loaded",))
+    seconds = [max(0.0, each - opening) for each in loaded]
+    note = f"to ready {spread(loaded)}, in a fresh run {spread(fresh)}, plain read {spread(read)}"
+    control = over(results, "read again", "read")
+    return Case(job.subject.name, ratio(median(seconds), median(read)), control, len(seconds), (note,))

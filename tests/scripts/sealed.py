@@ -1,0 +1,37 @@
+"""A small job with a state of a few megabytes, which takes a while to drain where the drain is limited."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ftrun
+
+
+@ftrun.entrypoint(every=4)
+def main(ft: ftrun.Session, options: argparse.Namespace) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(512, 512)
+    wrapped = DistributedDataParallel(model) if ft.world_size > 1 else model
+    optimizer = torch.optim.Adam(model.parameters())
+    ft.track(model=wrapped, optimizer=optimizer)
+    for step in ft.steps(total=options.total):
+        loss = wrapped(torch.full((4, 512), (step + 1) / 50)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ft.log(loss=loss)
+        time.sleep(options.pause)
+    if ft.rank == 0:
+        print("sum", model.weight.double().sum().item().hex(), flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--total", type=int, default=10)
+    parser.add_argument("--pause", type=float, default=0.02)
+    main(parser.parse_args())

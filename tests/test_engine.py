@@ -1,0 +1,125 @@
+"""The checkpoint engine under the launcher: what workers had staged outlives them, and any number of ranks goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from conftest import eventually
+
+from ftrun import events
+from ftrun.checkpoint import reader
+from ftrun.checkpoint.layout import Root
+from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
+
+if TYPE_CHECKING:
+    from conftest import Runner
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def of(runner: Runner, name: str, kind: type[events.Event]) -> list[events.Event]:
+    return [each.event for each in runner.events(name) if isinstance(each.event, kind)]
+
+
+def tier_of(runner: Runner, name: str) -> Tier:
+    return Tier.of(runner.run_dir(name).path, 0)
+
+
+def keepers(tier: Tier) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(tier.path) in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_four_ranks_then_three_then_one_then_two_are_as_if_nothing_had_changed(runner: Runner, how: str) -> None:
+    script = SCRIPTS / "reshaped.py"
+    steady = runner.run("--nproc", "2", "--name", "steady", script, "--how", how, timeout=100)
+    assert steady.code == 0, steady
+    for ranks, stop, code in ((4, 2, 75), (3, 4, 75), (1, 5, 75), (2, 0, 0)):
+        result = runner.run(
+            "--nproc", str(ranks), "--name", "moved", script, "--how", how, "--stop", str(stop), timeout=100
+        )
+        assert result.code == code, result
+    digests = {line for line in (*steady.out.splitlines(), *result.out.splitlines()) if line.startswith("digest")}
+    assert len(digests) == 1, digests
+    worlds = [each.world_size for each in of(runner, "moved", events.AttemptStarted)]
+    assert worlds == [4, 3, 1, 2]
+    assert all(each.resume for each in of(runner, "moved", events.AttemptStarted)[1:])
+
+
+def job(runner: Runner, text: str) -> Path:
+    path = runner.cwd / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_snapshot_outlives_workers_that_are_all_killed_once_it_is_sealed(runner: Runner) -> None:
+    script = SCRIPTS / "sealed.py"
+    expected = runner.run("--nproc", "2", "--name", "calm", script, timeout=100)
+    assert expected.code == 0, expected
+    # Slow enough that the commit of step 4 can't be there when the ranks die, one step after it was taken.
+    file = job(
+        runner,
+        "checkpoint: {drain_limit: 500kB}\n"
+        "faults: [{at_step: 6, rank: 0, do: kill}, {at_step: 6, rank: 1, do: kill}]\n",
+    )
+    result = runner.run("-c", file, "--nproc", "2", "--name", "killed", script, "--pause", "0.5", timeout=100)
+    assert result.code == 0, result
+    assert result.out == expected.out
+    _, second = of(runner, "killed", events.AttemptStarted)
+    assert isinstance(second, events.AttemptStarted)
+    assert (second.resume_step, second.epoch) == (4, 2)
+    committed = [each.step for each in of(runner, "killed", events.Committed)]
+    assert committed[0] == 4, "the keeper has committed what the dead had sealed"
+    kinds = [each.event.kind for each in runner.events("killed") if each.event.kind in ("committed", "attempt_started")]
+    assert kinds[:3] == ["attempt_started", "attempt_started", "committed"], "it was resumed before it was committed"
+    failed = of(runner, "killed", events.Failed)
+    assert [each.lost_steps for each in failed] == [1]
+    assert not tier_of(runner, "killed").path.exists()
+
+
+def test_a_keeper_that_is_killed_is_replaced_and_its_snapshot_committed(runner: Runner) -> None:
+    file = job(runner, "checkpoint: {drain_limit: 1MB}\n")
+    script = SCRIPTS / "sealed.py"
+    started = runner.start("-c", file, "--nproc", "2", "--name", "kept", script, "--total", "60", "--pause", "0.1")
+    tier = tier_of(runner, "kept")
+    eventually(tier.sealed, 60, "a snapshot is sealed")
+    (first,) = eventually(lambda: keepers(tier), 30, "a keeper runs")
+    first.send_signal(signal.SIGKILL)
+    eventually(lambda: [each for each in keepers(tier) if each.pid != first.pid], 30, "another keeper runs")
+    result = started.wait(100)
+    assert result.code == 0, result
+    assert [each.step for each in of(runner, "kept", events.Committed)][-1] == 60
+    assert keepers(tier) == []
+    assert not tier.path.exists()
+
+
+def test_nothing_is_left_in_shared_memory_when_the_launcher_is_killed(runner: Runner) -> None:
+    script = SCRIPTS / "sealed.py"
+    started = runner.start("--nproc", "2", "--name", "orphan", script, "--total", "500", "--pause", "0.05")
+    tier = tier_of(runner, "orphan")
+    eventually(tier.sealed, 60, "a snapshot is sealed")
+    started.process.kill()
+    eventually(lambda: not keepers(tier) and not tier.path.exists(), 60, "the keeper has finished and left")
+    newest = reader.attempts(Root.open(runner.run_dir("orphan").checkpoints))[0]
+    assert newest.status == "committed"
+
+
+def test_two_nodes_of_one_machine_have_memory_of_their_own(runner: Runner) -> None:
+    one, two = Tier.of(runner.cwd, 0), Tier.of(runner.cwd, 1)
+    assert one.path != two.path
+    assert one.path.is_relative_to(SHARED_MEMORY)
+    assert str(os.getuid()) in one.path.parts[-2]

@@ -1,0 +1,187 @@
+"""Overlap with DTensors, and the whole way from live state to a checkpoint with a real keeper."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import Runner, eventually
+from staging_kit import raw
+
+from ftrun import events
+from ftrun.checkpoint import epochs, layout, reader, state
+from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.keeper.process import Keeper
+from ftrun.checkpoint.memory.slot_memory import SlotMemory
+from ftrun.checkpoint.memory.tier import Tier
+from ftrun.checkpoint.plan.planner import Planner
+from ftrun.checkpoint.records import RankRecord
+from ftrun.checkpoint.staging.stager import Stager
+from ftrun.checkpoint.staging.trust import TRIALS, Owned, Versions
+from ftrun.contract import WorkerContract
+from ftrun.session.place import Place
+from ftrun.session.saving import Saver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def sharded() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], None]]:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64))
+    fully_shard(net, mesh=dist.init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step() -> None:
+        net(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return net, optimizer, step
+
+
+@pytest.mark.usefixtures("alone")
+def test_counters_of_sharded_parameters() -> None:
+    net, optimizer, _ = sharded()
+    parameter = net[0].weight
+    stored = net.state_dict()["0.weight"].detach()
+    assert Owned([optimizer]).owner(stored) is parameter
+    changes: list[Callable[[], Any]] = [
+        lambda: parameter.add_(1),
+        lambda: parameter.to_local().add_(1),
+        lambda: stored.mul_(2),
+        lambda: net.load_state_dict({name: each.clone() for name, each in net.state_dict().items()}),
+    ]
+    for change in changes:
+        versions = Versions()
+        assert versions.watch("weight", parameter, stored._local_tensor)
+        assert versions.changed() == set()
+        with torch.no_grad():
+            change()
+        assert versions.changed() == {"weight"}
+
+
+@pytest.mark.usefixtures("alone")
+def test_sharded_state_overlaps_and_stays_what_it_was(tmp_path: Path) -> None:
+    net, optimizer, step = sharded()
+    planner, stager, memory = Planner(0, 1, None), Stager(overlap=True), SlotMemory(tmp_path / "slot")
+    stager.watch([optimizer])
+    late: list[int] = []
+    for save in range(TRIALS + 2):
+        encoded = state.encode({"tracked": {"net": net.state_dict(), "optimizer": optimizer.state_dict()}})
+        boundary = {name: raw(getattr(each, "_local_tensor", each)) for name, each in encoded.tensors.items()}
+        plan = planner.plan(encoded, {"net": net, "optimizer": optimizer}, save)
+        memory.resize(plan.size)
+        ended: list[tuple[Any, ...]] = []
+        stager.stage(plan, memory, encoded.tensors, lambda *told: ended.append(told))  # noqa: B023
+        late.append(len(stager._pending._orders.waiting))
+        step()
+        assert stager.settle(20)
+        assert ended == [(set(), {}, None)]
+        content = (tmp_path / "slot").read_bytes()
+        for each in plan.copies:
+            start = each.piece.offset
+            assert content[start : start + each.tensor.nbytes] == boundary[each.name], (save, each.name)
+    assert late[:TRIALS] == [0] * TRIALS
+    assert all(count >= 6 for count in late[TRIALS:]), "weights and their averages"
+    stager.close(20)
+    memory.close()
+
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+sys.path.insert(0, sys.argv[2])
+from test_staging_sharded import contract_of, train
+saver, model, step = train(contract_of(Path(sys.argv[1])))
+for number in range(1, 5):
+    step()
+    saver.save(number, 9, "interval", model, {"step": number})
+    # the last one is killed the moment after it sealed
+    while not any(seal.step == number for _, seal in saver._tier.sealed()):
+        if number < 4:
+            step_done = saver.poll()
+        time.sleep(0.002)
+    if number < 4:
+        saver.wait(60)
+torch.save([each.detach().clone() for each in model()["tracked"]["net"].values()], Path(sys.argv[1]) / "expected.pt")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def contract_of(directory: Path) -> WorkerContract:
+    return WorkerContract(
+        run_dir=str(directory),
+        run_id="run",
+        root=str(directory / "root"),
+        attempt=1,
+        epoch=1,
+        resume=None,
+        node=0,
+        worker_dir=str(directory),
+        tier=str(Tier.of(directory, 0).path),
+    )
+
+
+def train(contract: WorkerContract) -> tuple[Saver, Callable[[], dict[str, Any]], Callable[[], None]]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 700), torch.nn.BatchNorm1d(700), torch.nn.Linear(700, 700))
+    optimizer = torch.optim.AdamW(net.parameters())
+    saver = Saver(Place(), contract, events.EventLog(Path(contract.run_dir) / "events.jsonl"), None)
+    saver.watch({"net": net, "optimizer": optimizer})
+
+    def step() -> None:
+        net(torch.randn(4, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def collect() -> dict[str, Any]:
+        return {"tracked": {"net": net.state_dict(), "optimizer": optimizer.state_dict()}}
+
+    return saver, collect, step
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_after_its_seal_loses_nothing(tmp_path: Path, runner: Runner) -> None:
+    contract = contract_of(tmp_path)
+    root = layout.Root.open(contract.root)
+    record = epochs.claim(root, "run", fresh=False, parent=None)
+    tier = Tier(Path(contract.tier))
+    keeper = Keeper(tier, KeeperConfig(str(tmp_path), "run", contract.root, {}, "", 0, 3, None, None, 0))
+    keeper.begin_epoch(record)
+    keeper.ensure()
+    try:
+        result = runner.python("-c", SCRIPT, tmp_path, Path(__file__).parent, timeout=90)
+        assert result.code == -signal.SIGKILL, result
+        commit = eventually(lambda: reader.latest(root, "run", since=0).commit, 60, "the commit")
+        assert commit is not None
+        eventually(lambda: reader.latest(root, "run", since=0).commit.name.step == 4, 60, "the last commit")
+        name = reader.latest(root, "run", since=0).commit.name
+        record_ = RankRecord.from_bytes(root.read(layout.attempt_key(name, layout.rank_json(0))))
+        content = root.read(layout.attempt_key(name, layout.rank_shard(0)))
+        expected = torch.load(tmp_path / "expected.pt", weights_only=True)
+        names = list(record_.tree["tracked"]["net"]["of"])
+        pieces = {piece.tensor: piece for piece in record_.pieces}
+        for key, tensor in zip(names, expected, strict=True):
+            piece = pieces[f"tracked/net/{key}"]
+            assert content[piece.offset : piece.offset + tensor.nbytes] == raw(tensor), key
+    finally:
+        assert keeper.finish(30)
+    assert not tier.path.exists()
