@@ -15,12 +15,14 @@ from ftrun.events import (
     Committed,
     Failed,
     FaultInjected,
+    IntervalChosen,
     Record,
     Restored,
     RunEnded,
     RunStarted,
     Saved,
     SaveFailed,
+    SaveSkipped,
     Step,
     StepsBegan,
     StepsEnded,
@@ -336,11 +338,20 @@ def test_any_curve_fits(points: list[tuple[float, float]], marks: list[float], w
     assert ("✗" in lines[-2]) == bool(marks)
 
 
+CHOSEN = IntervalChosen(seconds=1800.0, stall=0.02, between_failures=172800.0, bound="longest")
+
+
 def shown(past: History) -> str:
     console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115 - closed below
     console.print(screen.render(past, "runs/run"))
     console.file.close()
     return console.export_text()
+
+
+def test_the_last_screen_says_what_became_of_saves_and_how_often_they_come() -> None:
+    text = shown(told(*KILLED, (126.5, SaveSkipped(9)), (126.6, SaveSkipped(10)), (126.7, CHOSEN)))
+    assert "2 saves skipped: two were still on their way" in text
+    assert "at most 30m   auto: a save holds training for 0.02 s, a failure comes about every 2d" in text
 
 
 def test_the_last_screen() -> None:
@@ -349,7 +360,7 @@ def test_the_last_screen() -> None:
     for part in ("run  ✓ finished   runs/run", "10 of 10", "restarts   1   4 steps done again"):
         assert part in text
     assert "✗ step 9: rank 1 died; training again after 7 s" in text
-    assert "1   last at step 5   1 saves failed" in text
+    assert "1   last at step 5   1 save failed" in text
     assert "26 s" in text
     assert "training 10.8 s" in text
     assert "repeating 4 s" in text

@@ -59,6 +59,8 @@ class History:
         falls: failures, in order.
         commits: checkpoints that were committed, in order.
         save_failures: snapshots that did not become checkpoints.
+        saves_skipped: checkpoints that were due while two others were still on their way.
+        interval: what ``every: auto`` chose last, or None.
         unsaid_lost_steps: steps done again because a launcher died without a word.
         launch_falls: how many of the failures are the last launcher's.
         launch_stepped: the last launcher's attempts completed a step.
@@ -84,6 +86,8 @@ class History:
     falls: list[Fall] = field(default_factory=list)
     commits: list[events.Committed] = field(default_factory=list)
     save_failures: int = 0
+    saves_skipped: int = 0
+    interval: events.IntervalChosen | None = None
     unsaid_lost_steps: int = 0
     launch_falls: int = 0
     launch_stepped: bool = False
@@ -131,6 +135,10 @@ class History:
                 self._exact_step = max(self._exact_step, event.step)
         elif isinstance(event, events.SaveFailed):
             self.save_failures += 1
+        elif isinstance(event, events.SaveSkipped):
+            self.saves_skipped += 1
+        elif isinstance(event, events.IntervalChosen):
+            self.interval = event
         elif isinstance(event, events.Failed):
             self.falls.append(Fall(record.attempt, record.time, event))
             self.launch_falls += 1

@@ -12,6 +12,7 @@ from ftrun.goodput import ledger, plot
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ftrun import events
     from ftrun.goodput.history import Fall, History
 
 _OUTCOMES = {
@@ -44,7 +45,9 @@ def _lines(history: History, where: str) -> Iterator[str]:
         yield f"             [dim]{len(recent) - _MOST_FALLS} earlier ones are in {escape(where)}/postmortem[/]"
     for fall in recent[-_MOST_FALLS:]:
         yield f"             [red]✗[/] {escape(_fall(fall))}"
-    yield f"  commits    {len(history.commits)}{_last_commit(history)}{_failed_saves(history)}"
+    yield f"  commits    {len(history.commits)}{_last_commit(history)}{_lost_saves(history)}"
+    if history.interval is not None:
+        yield f"  interval   {_interval(history.interval)}"
     yield f"  time       {format_duration(book.wall)}   [dim]{_seconds(book)}[/]"
     if history.launch_stepped and len(history.losses) >= _FEWEST_POINTS:
         yield "  loss"
@@ -71,8 +74,19 @@ def _last_commit(history: History) -> str:
     return f"   [dim]last at step {history.commits[-1].step:,}[/]" if history.commits else ""
 
 
-def _failed_saves(history: History) -> str:
-    return f"   [yellow]{history.save_failures} saves failed[/]" if history.save_failures else ""
+def _lost_saves(history: History) -> str:
+    counts = ((history.save_failures, "failed"), (history.saves_skipped, "skipped: two were still on their way"))
+    found = [f"{count} save{'s' if count > 1 else ''} {how}" for count, how in counts if count]
+    return f"   [yellow]{' · '.join(found)}[/]" if found else ""
+
+
+def _interval(chosen: events.IntervalChosen) -> str:
+    """What ``every: auto`` has chosen, and from what."""
+    why = f"a save holds training for {format_duration(chosen.stall)}"
+    why += f", a failure comes about every {format_duration(chosen.between_failures)}"
+    bounds = {"longest": "at most", "shortest": "at least", "drain": "no shorter than a drain:"}
+    bound = f"{bounds[chosen.bound]} " if chosen.bound in bounds else ""
+    return f"{bound}{format_duration(chosen.seconds)}   [dim]auto: {why}[/]"
 
 
 def _seconds(book: ledger.Ledger) -> str:
