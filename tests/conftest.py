@@ -18,6 +18,7 @@ import pytest
 from session_kit import here, launch  # noqa: F401 - fixtures of the Session's tests
 
 from ftrun import events
+from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -107,6 +108,15 @@ class Runner:
         for each in self.started:
             kill_tree(each.process.pid)
             each.process.wait(10)
+        forget_memory(self.cwd)
+
+
+def forget_memory(below: Path) -> None:
+    """Remove what killed runs have left in shared memory for their next start."""
+    for path in SHARED_MEMORY.glob(f"ftrun-{os.getuid()}/*/keeper.json"):
+        with contextlib.suppress(OSError, ValueError):
+            if Path(json.loads(path.read_text())["run_dir"]).is_relative_to(below):
+                Tier(path.parent).remove()
 
 
 def kill_tree(pid: int) -> None:

@@ -91,7 +91,8 @@ class Keeping:
             return
         self._looked = now
         progress = Progress.read(self.tier)
-        waiting = progress.waiting if progress is not None else ""
+        # For the other nodes a commit always waits a little.
+        waiting = progress.waiting if progress is not None and progress.stage != "commit" else ""
         if waiting and not self._said:
             self._console.warn(f"checkpoints wait for the storage: {waiting}; training goes on")
         elif self._said and not waiting:
