@@ -91,6 +91,8 @@ class WorkerContract:
         agent: process id of the agent, with whom the worker dies; 0 where there is none.
         tier: directory of the node's memory tier, see :mod:`ftrun.checkpoint.memory.tier`.
         local: directory of the node's local tier, between memory and the root; empty where there is none.
+        start: random text, the same for all ranks of an attempt and new for each: names that come of it are never used
+            twice, not even where a run was deleted and its name taken again.
         resume_sealed: ``resume`` names a snapshot in the memory tier that isn't committed yet.
         overlap: copy state beside the next forward and backward.
         when_busy: what a save does that finds both slots full: ``skip``, ``wait`` or ``replace``.
@@ -117,6 +119,7 @@ class WorkerContract:
     storage_options: tuple[tuple[str, Any], ...] = ()
     tier: str = ""
     local: str = ""
+    start: str = ""
     resume_sealed: bool = False
     overlap: bool = True
     when_busy: str = "skip"

@@ -145,9 +145,15 @@ def make_dirs(path: Path) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line with a single write, so that lines of several processes on one machine never mix."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append one line with a single write, so that lines of several processes on one machine never mix.
+
+    A line that a full disk has cut off is ended first: it must not take the next one with it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
         os.write(descriptor, line)
     finally:
         os.close(descriptor)

@@ -50,7 +50,7 @@ class Started:
     out: Path
     err: Path
 
-    def wait(self, timeout: float = 60.0) -> Result:
+    def wait(self, timeout: float = 120.0) -> Result:
         code = self.process.wait(timeout)
         result = Result(code, self.out.read_text(), self.err.read_text())
         print(result)  # pytest shortens what it shows of an assertion, but not what was printed
@@ -87,10 +87,10 @@ class Runner:
         self.started.append(Started(process, out, err))
         return self.started[-1]
 
-    def run(self, *arguments: str | Path, timeout: float = 60.0, env: dict[str, str] | None = None) -> Result:
+    def run(self, *arguments: str | Path, timeout: float = 120.0, env: dict[str, str] | None = None) -> Result:
         return self.start(*arguments, env=env).wait(timeout)
 
-    def python(self, *arguments: str | Path, timeout: float = 60.0, env: dict[str, str] | None = None) -> Result:
+    def python(self, *arguments: str | Path, timeout: float = 120.0, env: dict[str, str] | None = None) -> Result:
         return self.start_python(*arguments, env=env).wait(timeout)
 
     def json(self, *arguments: str | Path) -> Any:
@@ -130,7 +130,7 @@ def kill_tree(pid: int) -> None:
             process.send_signal(signal.SIGKILL)
 
 
-def eventually(condition: Callable[[], Any], timeout: float = 30.0, what: str = "the condition") -> Any:
+def eventually(condition: Callable[[], Any], timeout: float = 60.0, what: str = "the condition") -> Any:
     """Poll until something is true, and return it; fail at the deadline."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -139,6 +139,15 @@ def eventually(condition: Callable[[], Any], timeout: float = 30.0, what: str = 
             return value
         time.sleep(0.01)
     pytest.fail(f"{what} did not come true within {timeout:g} s")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_of_a_terminal() -> None:
+    """A shell that starts the tests in the background has them ignored, which processes under test would inherit."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
+import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +100,45 @@ def both(case: Case, directory: Path) -> tuple[Outcome, Outcome]:
             process.wait(10)
 
 
+def refused(case: Case, directory: Path) -> tuple[Outcome, Outcome]:
+    """What both launchers say to a command line that starts no worker: in forks of this process, which has torch."""
+    found = []
+    for who, module in LAUNCHERS.items():
+        out, err = directory / f"{who}.out", directory / f"{who}.err"
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                code = _as_launcher(module, case, directory, out, err)
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found.append(Outcome(code, out.read_text(), err.read_text(), {}, [], {}))
+    return found[0], found[1]
+
+
+def _as_launcher(module: str, case: Case, directory: Path, out: Path, err: Path) -> int:
+    for path, descriptor in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115 - to the end
+    os.chdir(directory)
+    clean = environment(directory, case.env)
+    os.environ.clear()
+    os.environ.update(clean)
+    sys.argv = [module, *case.line.split(), *case.target]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:  # what would have been the launcher's own last word
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
 def _start(who: str, case: Case, directory: Path) -> tuple[subprocess.Popen[bytes], Path, int]:
     home = directory / who / "it's here"
     home.mkdir(parents=True)
@@ -167,7 +208,7 @@ def _reports(home: Path) -> list[Path]:
 
 
 def _finish(who: str, process: subprocess.Popen[bytes], home: Path, port: int) -> Outcome:
-    code = process.wait(60)
+    code = process.wait(120)
 
     def plain(text: str) -> str:
         text = text.replace(str(home), "<home>").replace(str(home.parent), "<parent>").replace(str(port), "<port>")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from conftest import Runner
 
-KILLS = int(os.environ.get("FTRUN_TEST_KILLS", "4"))
+KILLS = int(os.environ.get("FTRUN_TEST_KILLS", "3"))
 SMALL = SCRIPTS / "small.py"
 
 # Starts what hides best: a child in a session of its own, and a daemon.

@@ -103,7 +103,7 @@ def test_ranks_meet_about_once_a_second_and_not_at_every_step(server: dist.TCPSt
         stops = list(threads.map(lambda rank: rank.run(10_000), ranks))
     assert len(ranks[0].heard) <= 10
     assert stops[0] >= 5 * len(ranks[0].heard)
-    assert time.monotonic() - started < 8.0
+    assert time.monotonic() - started < 60.0
 
 
 def test_rank_0_alone_needs_no_store() -> None:

@@ -92,6 +92,13 @@ def test_what_is_not_there_is_the_users_mistake(root: Root, command: str) -> Non
         assert "Traceback" not in result.output
 
 
+def test_verify_takes_all_or_one(root: Root) -> None:
+    name = write_attempt(root, 1)
+    result = ckpt("verify", root.path, name, "--all")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"--all means all checkpoints of the root, and {name} one" in result.stderr
+
+
 def test_a_url(here: Path) -> None:
     url = f"memory://{uuid.uuid4().hex}/x y"
     root = Root.open(url)

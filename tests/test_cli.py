@@ -16,11 +16,16 @@ from typer.testing import CliRunner
 from ftrun import __version__, events, rundir
 from ftrun.__main__ import NOT_A_RUN
 from ftrun.checkpoint import epochs
+from ftrun.checkpoint.keeper.progress import Progress
+from ftrun.checkpoint.keeper.takeover import locked
 from ftrun.checkpoint.layout import Root
+from ftrun.checkpoint.memory.tier import Tier
 from ftrun.cli.app import app
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from click.testing import Result
 
 
@@ -275,6 +280,37 @@ def test_status_of_a_live_a_dead_and_a_new_run() -> None:
     new = status("idle")
     assert (new["state"], new["step"], new["total"], new["loss"], new["goodput"]) == ("new", 0, None, None, 0.0)
     assert "commit     none" in ftrun("status", "idle").stdout
+
+
+@pytest.fixture
+def tier() -> Iterator[Tier]:
+    """The memory tier of a run llama that trains."""
+    made = Tier.of(a_run("llama", *TRAINED).path, 0)
+    made.create()
+    yield made
+    made.remove()
+
+
+def drain(tier: Tier, waiting: str = "", stage: str = "root", queued: int = 0) -> str:
+    """What status says of the keeper while it shows this."""
+    Progress("e00000001-s0000000030-2e1981c4", 30, stage, 25, 100, 2e6, 4.0, waiting, queued).write(tier)
+    (line,) = [each for each in ftrun("status", "llama").stdout.splitlines() if "draining" in each]
+    return str(line).strip()
+
+
+def test_status_says_what_the_keeper_is_at(tier: Tier) -> None:
+    assert status("llama")["draining"] is None
+    assert "draining" not in ftrun("status", "llama").stdout
+    with locked(tier.path / "keeper.lock", 1.0):
+        assert drain(tier) == "draining   step 30 to the checkpoint root, 25% of 100 B   2.0 MB/s   4 s left"
+        shown = status("llama")["draining"]
+        assert (shown["step"], shown["bytes_done"], shown["bytes_total"], shown["keeper_alive"]) == (30, 25, 100, True)
+        away = drain(tier, "No space left on device", queued=1)
+        assert away.endswith("25% of 100 B   waits: No space left on device   1 more behind it")
+        assert drain(tier, stage="commit") == "draining   step 30 being committed"
+    left = drain(tier)
+    assert "no keeper writes it; the same command takes it up from memory" in left
+    assert status("llama")["draining"]["keeper_alive"] is False
 
 
 def test_status_finds_the_latest_run_and_any_directory() -> None:

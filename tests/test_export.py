@@ -258,6 +258,9 @@ def test_force_replaces_exports_only(tmp_path: Path) -> None:
     for path in (tmp_path / "home", tmp_path / "link", tmp_path / "root"):
         with pytest.raises(UsageError, match="more than an export"):
             export(source, path, "dcp", force=True)
+    for to in ("torch", "dcp", "safetensors"):
+        with pytest.raises(UsageError, match="no file of an export"):
+            export(source, tmp_path / "home" / "thesis.tex", to, force=True)
     assert (tmp_path / "home" / "thesis.tex").read_text() == "dear"
     assert load(tmp_path / "root")["tracked"]["x"].sum() == 0
 
@@ -283,6 +286,15 @@ def run(*words: object) -> tuple[int, str, str]:
     app.command("export")(export_command)
     result = CliRunner().invoke(app, [*map(str, words)])
     return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("to", ["torch", "dcp", "safetensors"])
+def test_a_place_that_cannot_be_written_is_said_without_a_traceback(tmp_path: Path, to: str) -> None:
+    session(tmp_path / "root", tracked())
+    code, text, said = run(tmp_path / "root", "/proc/export", "--to", to)
+    assert (code, text) == (1, "")
+    assert said.startswith("ftrun: ")
+    assert "/proc/" in said
 
 
 def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:

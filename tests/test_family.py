@@ -128,5 +128,5 @@ def test_who_catches_a_signal() -> None:
 
 
 def test_a_command_line_for_messages() -> None:
-    assert "pytest" in family.command_line(os.getpid())
+    assert "python" in family.command_line(os.getpid())
     assert family.command_line(2**22 + 1) == ""

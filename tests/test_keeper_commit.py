@@ -42,8 +42,8 @@ A, B = AttemptName.of(name_of(1, 10)), AttemptName.of(name_of(1, 20))
 NOBODY = Faults()
 
 
-def about(world: int, run_id: str = RUN) -> About:
-    return About(run_id, world, 10, None, "interval", {"samples": 3}, None, "2.13.0")
+def about(world: int, run_id: str = RUN, step: int = 10) -> About:
+    return About(run_id, world, step, None, "interval", {"samples": 3}, None, "2.13.0")
 
 
 def speak(root: Root, name: AttemptName, node: int, ranks: range, world: int, **changes: Any) -> None:
@@ -56,7 +56,7 @@ def speak(root: Root, name: AttemptName, node: int, ranks: range, world: int, **
             path.write_bytes(b"x")
             files[file] = FileRecord(1, rank, (rank,))
     words = {rank: Word("here", {f"0-{world - 1}": "same"} if world > 1 else {}) for rank in ranks}
-    record = DoneRecord(node, files, words, about(world, **changes))
+    record = DoneRecord(node, files, words, about(world, step=name.step, **changes))
     root.create(attempt_key(name, done_json(node)), record.to_bytes())
 
 
@@ -191,6 +191,27 @@ def test_files_that_a_dead_keeper_left_are_written_anew(nodes: Make) -> None:
     assert isinstance(moved, Moved)
     assert node.root.read(key) == payload_of(str(A), 0)
     assert node.root.size(temporary) is None
+
+
+def test_an_attempt_that_is_removed_behind_the_keepers_back_is_over(nodes: Make) -> None:
+    node = nodes()
+    node.begin()
+    node.seal(str(A))
+    jobs = Jobs(node.tier, node.config, None, Limiter(None), NOBODY)
+    known = Known(Scanner(node.tier).scan()[str(A)], Stage.SEALED, 0.0)
+    moved = jobs.upload(known)
+    assert isinstance(moved, Moved)
+    node.root.delete_files(A, node.root.files(A))
+    node.root.remove_attempt(A)
+    known = Known(moved.work or known.work, Stage.DONE, 0.0)
+    found = jobs.settle(known)
+    assert isinstance(found, Verdict)
+    assert not found.committed
+    assert "not in the root any more" in found.reason
+    hidden = node.root.path.with_name("hidden")
+    node.root.path.rename(hidden)  # a root that isn't mounted holds nothing either
+    assert isinstance(jobs.settle(known), Waits)
+    hidden.rename(node.root.path)
 
 
 def test_a_slot_that_is_gone_is_waited_for_not_copied(nodes: Make) -> None:

@@ -165,6 +165,13 @@ def test_own_options(text: str) -> None:
     assert (without.script, without.script_args, without.launch) == (None, [], {})
 
 
+def test_all_spellings_of_torchruns_options_are_there() -> None:
+    spelled = {each.dest: each.option_strings for each in LaunchParser()._torch_actions}
+    for action in get_args_parser()._actions:
+        if action.option_strings and action.dest != "help":
+            assert set(action.option_strings) <= set(spelled[action.dest])
+
+
 def test_own_options_add_no_ambiguity() -> None:
     """Whatever prefix names one option of torch's names the same one here."""
     reference = get_args_parser()

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import kill_tree
-from parity_kit import LAUNCHERS, Case, Outcome, both, environment, free_port, known, options, spellings
+from parity_kit import LAUNCHERS, Case, Outcome, both, environment, free_port, known, options, refused, spellings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from conftest import Runner
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -80,7 +82,6 @@ PET = {
 
 FAST = {
     "plain": Case("--nproc-per-node 2", probe(arguments=TRICKY)),
-    "a rank fails": Case("--nproc_per_node 2 --max_restarts 0", probe(*RANK_1_FAILS, "exit=3"), fails=True),
 }
 STARTS = {
     "one worker": Case(target=probe("read=1"), stdin="first line\nsecond ünï\n", workers=1),
@@ -88,21 +89,17 @@ STARTS = {
     "package": Case("--module --nnodes=1", probe(script="pkg", arguments=("-m", "x")), workers=1),
     "folder": Case("--nproc-per-node 2", probe(script="folder"), {"PYTHONPATH": "plugins:pkg"}),
     "odd name": Case("", probe("end=no", script="a 'b\"\n$c.py"), {"PYTHONSAFEPATH": "1"}, workers=1),
-    "no python": Case("--no-python --nproc-per-node 2", (sys.executable, *probe())),
-    "no_python": Case("--no_python", (sys.executable, "-B", *probe()), workers=1),
+    "no python": Case("--no-python --nproc-per-node 2", (sys.executable, "-B", *probe())),
     "run path": Case("--run-path --start-method spawn --nproc-per-node 2", probe(script="{home}/probe.py")),
     "run_path": Case("--run_path --start_method fork", probe(script="{home}/probe.py"), workers=1),
     "abbreviated": Case("--nnod 1 --stand --rol trainer --mod", probe(script="pkg"), workers=1),
     "wrapped interpreter": Case("--nproc-per-node 2", probe(), {"PYTHON_EXEC": "{home}/wrapper"}),
     "other interpreter": Case(target=probe(), env={"PYTHON_EXEC": sys._base_executable}, workers=1),
     "virtual": Case("--virtual-local-rank --nproc-per-node 2", probe(), {"CUDA_VISIBLE_DEVICES": "5,7"}),
-    "virtual_": Case("--virtual_local_rank --nproc-per-node 2", probe()),
-    "logging": Case("--event_log_handler null", probe(), {"LOGLEVEL": "INFO"}, workers=1),
 }
 MEETINGS = {
     "standalone": Case("--standalone --nproc-per-node 2 --monitor-interval 0.3 --rdzv-conf join_timeout=60", probe()),
-    "static": Case("--master-addr 127.0.0.1 --master-port {port} --node-rank 0 --nnodes 1", probe(), workers=1),
-    "static_": Case("--master_addr localhost --master_port {port} --node_rank 0 --rdzv-id s9", probe(), workers=1),
+    "static": Case("--master-addr 127.0.0.1 --master-port {port} --node-rank 0 --rdzv-id s9", probe(), workers=1),
     "static endpoint": Case("--rdzv-backend=static --rdzv-endpoint=localhost:{port}", probe(), workers=1),
     "c10d": Case(f"{C10D} --local-addr 127.0.0.1 --nproc-per-node 2", probe()),
     "c10d_": Case(
@@ -116,7 +113,7 @@ LOGS = {
     "redirects by rank": Case(f"{C10D} --log-dir logs -r 0:1,1:2 --nproc-per-node 2", probe()),
     "redirects": Case("--log-dir logs --redirects 3 --tee 0:1 --role trainer --nproc-per-node 2", probe()),
     "a log directory": Case("--log-dir=logs --nproc-per-node 2", probe()),
-    "redirects without a directory": Case("--redirects=1 --nproc-per-node 2", probe()),
+    "redirects without a directory": Case("--redirects=1 --local_ranks_filter 0 --nproc-per-node 2", probe()),
     "tee": Case(
         "--log_dir logs -t 3 --duplicate-stdout-filters apple,pear --duplicate_stderr_filters orange "
         "--local-ranks-filter 1 --nproc-per-node 2",
@@ -127,14 +124,11 @@ LOGS = {
         "--tee 3 --role '' --duplicate_stdout_filters=x,,y --duplicate-stderr-filters err --nproc-per-node 2", probe()
     ),
     "prefix": Case(
-        "-t 3 --log-line-prefix-template ${{rank}}> --nproc-per-node 2",
+        "-t 3 --log-line-prefix-template ${{hostname}}:${{rank}}> --nproc-per-node 2",
         probe(),
         {"PET_LOG_LINE_PREFIX_TEMPLATE": "not this"},
     ),
-    "prefix_": Case("-t 1 --log_line_prefix_template=${{hostname}}:${{rank}}: --nproc-per-node 2", probe()),
-    "filter": Case("--local_ranks_filter 0 --nproc-per-node 2", probe()),
     "plug-in": Case("--logs-specs parity -r 1 --log-dir logs", probe(), {"PYTHONPATH": "{home}/plugins"}, workers=1),
-    "plug_in": Case("--logs_specs=parity", probe(), {"PYTHONPATH": "{home}/plugins"}, workers=1),
     "restarted": Case(
         f"{C10D} --max-restarts 1 --log-dir logs -t 3 --nproc-per-node 2",
         probe(*RANK_1_FAILS, "exit=3", "attempt=0"),
@@ -166,9 +160,9 @@ VARIABLES = {
     ),
 }
 ENDS = {
+    "a rank fails": Case("--nproc_per_node 2 --max_restarts 0", probe(*RANK_1_FAILS, "exit=3"), fails=True),
     "raises": Case("--max-restarts 0", probe("raise=no data"), fails=True, workers=1),
     "leaves with words": Case("--max-restarts 0", probe("exit=no luck"), fails=True, workers=1),
-    "killed": Case("--max-restarts 0", probe("signal=SIGKILL"), fails=True, workers=1),
     "segfault": Case("--max-restarts 0 --nproc-per-node 2", probe(*RANK_1_FAILS, "signal=SIGSEGV"), fails=True),
     "leaves hard": Case("--max-restarts 0 -m", probe("leave=75", script="pkg"), fails=True, workers=1),
     "SIGTERM": Case("--nproc-per-node 2", probe("handle=SIGTERM"), fails=True, signal=signal.SIGTERM),
@@ -196,20 +190,20 @@ REFUSALS = {
     "no such plug-in": Case("--logs-specs missing", fails=True, workers=0),
     "no such events": Case("--event-log-handler missing", fails=True, workers=0),
     "no GPU to bind to": Case("--numa-binding node", fails=True, workers=0),
-    "no GPU to bind_to": Case("--numa_binding exclusive", fails=True, workers=0),
     "no such shell": Case("--print-completion fish", fails=True, workers=0),
-    "no such_shell": Case("--print_completion fish", fails=True, workers=0),
     "contradiction": Case("--no-python -m", fails=True, workers=0),
 }
-SLOW = {**STARTS, **MEETINGS, **LOGS, **VARIABLES, **ENDS, **REFUSALS}
+SLOW = {**STARTS, **MEETINGS, **LOGS, **VARIABLES, **ENDS}
 
 
 def test_every_option_and_variable_of_the_installed_torch_is_in_the_table() -> None:
-    used = set().union(*map(spellings, [*FAST.values(), *SLOW.values(), EVENTS]))
-    wanted = {spelling for action in options() for spelling in action.option_strings}
+    """In one of its spellings: tests/test_options.py sees to it that all spellings of an option mean the same."""
+    used = set().union(*map(spellings, [*FAST.values(), *SLOW.values(), *REFUSALS.values(), EVENTS, TALKS]))
+    missing = ["/".join(each.option_strings) for each in options() if not used & set(each.option_strings)]
     variables = {f"PET_{each.dest.upper()}" for each in options() if type(each).__name__ in ("env", "check_env")}
     assert len(variables) > 20
-    assert wanted | variables <= used, "without a case: " + ", ".join(sorted((wanted | variables) - used))
+    assert not missing, missing
+    assert variables <= used, "without a case: " + ", ".join(sorted(variables - used))
 
 
 def test_the_readme_names_what_differs_on_purpose() -> None:
@@ -228,6 +222,17 @@ def test_alike_in_every_option(name: str, tmp_path: Path) -> None:
     if not known(SLOW[name]):
         pytest.skip("this torch hasn't got these options")
     alike(SLOW[name], *both(SLOW[name], tmp_path))
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_both_refuse(name: str, tmp_path: Path) -> None:
+    if not known(REFUSALS[name]):
+        pytest.skip("this torch hasn't got these options")
+    theirs, ours = refused(REFUSALS[name], tmp_path)
+    assert theirs.code != 0, theirs
+    assert ours.code != 0, ours
+    assert "Traceback" not in ours.err, ours.err
+    assert not (tmp_path / "seen").exists()
 
 
 def alike(case: Case, theirs: Outcome, ours: Outcome) -> None:
@@ -293,9 +298,13 @@ def event_names(text: str) -> list[str]:
     return [f"{each['name']} {each['source']}" for each in events]
 
 
+TALKS = Case("--event_log_handler null", probe(), {"LOGLEVEL": "INFO"}, workers=1)
+
+
 @pytest.mark.slow
 def test_torchs_own_log_lines_can_be_had(tmp_path: Path) -> None:
-    theirs, ours = both(STARTS["logging"], tmp_path)
+    theirs, ours = both(TALKS, tmp_path)
+    alike(TALKS, theirs, ours)
     for words in (
         "starting workers for entrypoint",
         "Rendezvous'ing worker group",
@@ -306,14 +315,10 @@ def test_torchs_own_log_lines_can_be_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchruns_exit_codes_come_back(tmp_path: Path) -> None:
-    case = Case("--max-restarts 0 --nproc-per-node 2", probe(*RANK_1_FAILS, "exit=3"), fails=True)
-    theirs, ours = both(case, tmp_path / "plain")
-    assert (theirs.code, ours.code) == (1, 3)
-    command = [sys.executable, "-m", "ftrun", "--set", "exit_codes=torchrun", *case.line.split(), *case.target]
-    home = tmp_path / "plain" / "ours" / "it's here"
-    ended = subprocess.run(command, cwd=home, env=environment(home, {}), capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1, ended.stderr
+def test_torchruns_exit_codes_come_back(runner: Runner) -> None:
+    (runner.cwd / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+    result = runner.run("--set", "exit_codes=torchrun", "--max-restarts", "0", "leaves.py")
+    assert result.code == 1, result
 
 
 @pytest.mark.slow

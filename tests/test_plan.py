@@ -148,7 +148,16 @@ def test_settings_reach_limits_and_contract(make: Callable[..., LaunchPlan], tmp
 def test_a_root_of_its_own(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:
     assert make("--set checkpoint.root=ckpts train.py").root == str(tmp_path / "ckpts")
     assert make("--set checkpoint.root=/abs/ckpts train.py").root == "/abs/ckpts"
-    assert "only paths work" in refusal(make, "--set checkpoint.root=s3://bucket/x train.py")
+    assert "memory of one process" in refusal(make, "--set checkpoint.root=memory://x train.py")
+    assert "ftrun[s3]" in refusal(make, "--set checkpoint.root=s3://bucket/x train.py")
+
+
+def test_a_local_tier(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:
+    made = make("--name a --set checkpoint.local=nvme train.py").contract.local
+    assert Path(made).parent == tmp_path / "nvme"
+    assert made != make("--name b --set checkpoint.local=nvme train.py").contract.local, "runs don't share files"
+    assert "is a URL" in refusal(make, "--set checkpoint.local=s3://bucket/x train.py")
+    assert "is a file" in refusal(make, "--set checkpoint.local=train.py train.py")
 
 
 # --- the script

@@ -120,11 +120,11 @@ def test_a_plain_script_keeps_the_logs_of_every_attempt(runner: Runner) -> None:
 def test_a_session_resumes_where_the_crashed_attempt_had_committed(runner: Runner) -> None:
     """Every attempt crashes at step 13 and resumes from a commit; a later torchrun goes on and ends like a calm one."""
     env = {"FTRUN_RUN_DIR": str(runner.cwd / "kept")}
-    line = ("--max-restarts", "2", "--nproc-per-node", "2", SMALL, "--total", "20")
-    crashed = torchrun(runner, *line, "--raise-at", "13", "--bad-rank", "1", "--pace", "0.05", env=env)
+    line = ("--max-restarts", "1", "--nproc-per-node", "2", SMALL, "--total", "20")
+    crashed = torchrun(runner, *line, "--raise-at", "13", "--bad-rank", "1", "--pace", "0.2", env=env)
     assert crashed.code == 1, crashed
     run_dir = RunDir(runner.cwd / "kept")
-    assert run_dir.attempt_numbers() == [1, 2, 3]
+    assert run_dir.attempt_numbers() == [1, 2]
     resumed = [started.resume_step for started in of(run_dir, events.AttemptStarted)]
     assert resumed[0] == 0
     assert all(step in (5, 10) for step in resumed[1:])
@@ -133,7 +133,7 @@ def test_a_session_resumes_where_the_crashed_attempt_had_committed(runner: Runne
 
     goes_on = torchrun(runner, *line, env=env)
     assert goes_on.code == 0, goes_on
-    assert run_dir.attempt_numbers() == [1, 2, 3, 4]
+    assert run_dir.attempt_numbers() == [1, 2, 3]
     assert of(run_dir, events.AttemptStarted)[-1].resume_step in (5, 10)
     calm = runner.python("-m", "torch.distributed.run", "--nproc-per-node", "2", SMALL, "--total", "20")
     assert calm.code == 0, calm
@@ -149,7 +149,7 @@ def test_a_session_resumes_where_the_crashed_attempt_had_committed(runner: Runne
     plain = torchrun(runner, "tells.py", "0", env=env)
     assert plain.code == 0, plain
     (seen,) = told(plain.out)
-    assert seen["FTRUN_ATTEMPT"] == "5"
+    assert seen["FTRUN_ATTEMPT"] == "4"
     assert (RunDir(runner.cwd / "kept").checkpoints / "ckpt") in [
         p.parent for p in [type(runner.cwd)(seen["FTRUN_RESUME"])]
     ]

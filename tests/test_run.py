@@ -41,7 +41,7 @@ def test_a_killed_rank_costs_nothing_but_time(runner: Runner) -> None:
     (runner.cwd / "job.yaml").write_text(
         f"name: killed\nscript: {SMALL}\nlaunch: {{nproc_per_node: 2}}\nfaults: [{{at_step: 13, rank: 1, do: kill}}]\n"
     )
-    calm = runner.run("--nproc", "2", "--name", "calm", SMALL)
+    calm = runner.run("--nproc", "2", "--name", "calm", "--set", "standby.enabled=false", SMALL)
     killed = runner.run("-c", "job.yaml")
     assert calm.code == 0, calm
     assert killed.code == 0, killed
@@ -68,13 +68,10 @@ def test_a_killed_rank_costs_nothing_but_time(runner: Runner) -> None:
     assert sum(status["seconds"].values()) == pytest.approx(status["wall_seconds"], abs=1e-6)
     listed = runner.json("ckpt", "ls", "killed", "--json")["checkpoints"]
     assert {row["step"] for row in listed if row["status"] == "committed"} >= {20, 15}
-
-    again = runner.run("-c", "job.yaml")
-    assert again.code == 0, again
-    assert "is finished" in again.err
     assert len(of(runner, "killed", events.AttemptStarted)) == 2
 
 
+@pytest.mark.slow
 def test_an_unmodified_script_runs_as_under_torchrun_and_starts_anew_each_time(runner: Runner) -> None:
     plain = SCRIPTS / "plain_torchrun.py"
     mine = runner.run("--nproc", "2", plain, "--lr", "3e-4", "--help-me")
@@ -154,6 +151,7 @@ def test_sigterm_saves_and_leaves_with_75_and_the_same_command_continues(runner:
     assert again.wait(40).code == 75
 
 
+@pytest.mark.slow
 def test_a_requested_stop_of_any_rank_stops_all(runner: Runner) -> None:
     result = runner.run("--nproc", "2", "--name", "asked", SMALL, *STOPS, "--bad-rank", "1")
     assert result.code == 75, result
@@ -170,7 +168,7 @@ def test_nothing_outlives_an_agent_that_is_killed(runner: Runner) -> None:
     assert len(family) >= 4  # two ranks, each with a loader worker
     os.kill(started.process.pid, signal.SIGKILL)
     started.process.wait(10)
-    eventually(lambda: not any(each.is_running() for each in family), 5, "the end of all workers")
+    eventually(lambda: not any(each.is_running() for each in family), 30, "the end of all workers")
     assert runner.json("status", "gone", "--json")["state"] == "dead"
     again = runner.start("--nproc", "2", "--name", "gone", SMALL, "--total", "4000", "--pace", "0.02")
     eventually(lambda: len(of(runner, "gone", events.StepsBegan)) == 2, 60, "the run to go on")
@@ -193,7 +191,7 @@ def test_programs_that_a_script_started_are_gone_too(runner: Runner) -> None:
     assert len(family) > 40
     os.kill(started.process.pid, signal.SIGKILL)
     started.process.wait(10)
-    eventually(lambda: not any(each.is_running() for each in family), 5, "the end of all of them")
+    eventually(lambda: not any(each.is_running() for each in family), 30, "the end of all of them")
 
 
 @pytest.mark.slow
@@ -281,7 +279,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("place", ["a file", "read-only"])
+@pytest.mark.parametrize("place", ["a file", pytest.param("read-only", marks=pytest.mark.slow)])
 def test_a_root_that_cannot_be_written_is_refused_before_anything_is(runner: Runner, place: str) -> None:
     root = runner.cwd / "taken"
     if place == "a file":
@@ -351,6 +349,7 @@ def test_checkpoints_that_are_gone_are_never_a_quiet_fresh_start(runner: Runner)
     assert of(runner, "lost", events.StepsBegan)[-1].event.step > 0
 
 
+@pytest.mark.slow
 def test_a_script_that_leaves_with_75_but_no_commit_is_told_so(runner: Runner) -> None:
     script = runner.cwd / "leaves.py"
     script.write_text("import sys\nsys.exit(75)\n")
@@ -469,15 +468,15 @@ def test_a_fixed_port_meets_no_stale_keys(runner: Runner) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    faults = ", ".join(f"{{at_step: {step}, rank: 1, do: kill}}" for step in (7, 12, 17, 22))
+    faults = ", ".join(f"{{at_step: {step}, rank: 1, do: kill}}" for step in (7, 12))
     (runner.cwd / "job.yaml").write_text(
-        f"name: port\nscript: {SMALL}\nargs: [--total, 25, --pace, 0.02]\nfaults: [{faults}]\n"
+        f"name: port\nscript: {SMALL}\nargs: [--total, 15, --pace, 0.02]\nfaults: [{faults}]\n"
         f"launch: {{nproc_per_node: 2, master_port: {port}}}\n"
     )
     result = runner.run("-c", "job.yaml", timeout=100)
     assert result.code == 0, result
     falls = of(runner, "port", events.Failed)
-    assert [fall.event.exit_code for fall in falls] == [-9, -9, -9, -9]
+    assert [fall.event.exit_code for fall in falls] == [-9, -9]
 
 
 @pytest.mark.slow

@@ -403,3 +403,39 @@ def test_an_optimizer_that_was_tracked_before_its_model_was_cast_comes_back_righ
         train(ft, again, restored, 9)
     assert committed()[0] == 9
     assert all(each["exp_avg"].dtype == torch.float64 for each in restored.state.values())
+
+
+class Masters(torch.optim.SGD):
+    """An optimizer that keeps a float32 copy of each bfloat16 weight, and its momentum in float32."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        del closure
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["master"], state["exp_avg"] = parameter.detach().float(), torch.zeros(parameter.shape)
+            state["exp_avg"].mul_(0.9).add_(0.001)
+            state["master"].add_(state["exp_avg"])
+            parameter.data.copy_(state["master"])
+
+
+def test_state_of_another_type_than_its_parameter_is_not_rounded() -> None:
+    def life(total: int) -> torch.Tensor:
+        torch.manual_seed(2)
+        model = nn.Linear(3, 3).bfloat16()
+        optimizer = Masters(model.parameters(), lr=0.1)
+        with open_session(every=4) as ft:
+            ft.track(model=model, optimizer=optimizer)
+            for step in ft.steps(total=8):
+                optimizer.step()
+                if step + 1 == total:
+                    raise Broken
+        return torch.cat([optimizer.state[model.weight][key] for key in ("master", "exp_avg")])
+
+    calm = life(99)
+    path_of("run").rename(path_of("calm"))
+    with pytest.raises(Broken):
+        life(6)
+    again = life(99)
+    assert again.dtype == torch.float32
+    assert torch.equal(calm, again)

@@ -83,24 +83,15 @@ def test_sigusr2_to_one_rank_saves_and_leaves_with_75(runner: Runner) -> None:
 
 
 STUCK = """
-    import os, time
+    import time
     import torch
     import ftrun
 
-    fsync, slow = os.fsync, [True]
-
-    def slowly(file):
-        if slow.pop() if slow else False:
-            time.sleep(3)
-        fsync(file)
-
     @ftrun.entrypoint(every=10)
     def main(ft):
-        model = torch.nn.Linear(2, 1)
+        model = torch.nn.Linear(512, 512)
         ft.track(model=model)
         for step in ft.steps(total=100):
-            if step == 9:
-                os.fsync = slowly
             if step == 10 and ft.rank == 1:
                 open("stuck", "w").close()
                 time.sleep(600)
@@ -119,11 +110,11 @@ def write(path: Path, text: str) -> Path:
 @pytest.mark.slow
 def test_what_is_staged_is_committed_although_a_rank_is_stuck(runner: Runner) -> None:
     script = write(runner.cwd / "stuck.py", STUCK)
-    started = runner.start("--nproc", "2", "--name", "stuck", "--set", "signals.grace=15s", script)
+    slowly = ("--set", "checkpoint.drain_limit=300kB", "--set", "signals.grace=30s")  # a megabyte or two to write
+    started = runner.start("--nproc", "2", "--name", "stuck", *slowly, script)
     eventually((runner.cwd / "stuck").exists, 60, "rank 1 to be stuck")
-    assert not saved(runner, "stuck")
     started.process.send_signal(signal.SIGTERM)
-    assert started.wait(60).code == 75
+    assert started.wait(90).code == 75
     assert saved(runner, "stuck") == [10]
 
 
@@ -278,7 +269,7 @@ def test_a_scripted_stop_ends_with_sigcont(launch: Launch) -> None:
 def test_a_scripted_loop_keeps_a_core_busy(launch: Launch) -> None:
     process = start_with_fault(launch, "spin")
     try:
-        eventually(lambda: psutil.Process(process.pid).cpu_times().user > 2, 60, "seconds of work")
+        eventually(lambda: psutil.Process(process.pid).cpu_times().user > 0.5, 60, "half a second of work")
         assert process.poll() is None
     finally:
         process.kill()

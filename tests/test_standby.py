@@ -828,7 +828,7 @@ def test_a_launcher_that_ends_early_leaves_nothing_behind(runner: Runner, how: s
     if how == "killed":
         started.process.kill()
     assert started.wait().code == (2 if how == "usage error" else -signal.SIGKILL)
-    eventually(lambda: not lives_in(runner.cwd), timeout=2, what="the end of all")
+    eventually(lambda: not lives_in(runner.cwd), what="the end of all")
 
 
 @pytest.mark.parametrize("argv", [["-c", "none.yaml"], ["--nproc", "2", "plain.py"]])

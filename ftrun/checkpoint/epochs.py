@@ -19,6 +19,8 @@ from ftrun.checkpoint.storage.base import UnreachableError, why
 from ftrun.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftrun.checkpoint.layout import Root
 
 _TRIES = 1000
@@ -121,6 +123,32 @@ def read(root: Root, epoch: int) -> EpochRecord | None:
 def _is_sound(record: EpochRecord) -> bool:
     numbers = is_count(record.epoch) and is_count(record.since) and 1 <= record.since <= record.epoch
     return numbers and is_text(record.run_id) and (record.parent is None or is_text(record.parent))
+
+
+def is_noted(root: Root, start: EpochRecord, *, launcher: bool = True) -> bool:
+    """Whether a root has the note of a start of workers. One that was emptied or replaced has none, or another's.
+
+    Args:
+        root: the checkpoint root.
+        start: as the workers' node was told of it.
+        launcher: it names the process that claimed the epoch, and not another node's.
+
+    Raises:
+        CheckpointError: a remote storage is away.
+    """
+    noted = read(root, start.epoch)
+    if noted is None:
+        return False
+    same = (noted.run_id, noted.since, noted.parent) == (start.run_id, start.since, start.parent)
+    return same and (not launcher or (noted.host, noted.pid) == (start.host, start.pid))
+
+
+def told(tier: Path) -> EpochRecord | None:
+    """The start of which a memory tier was told; None where it can't be read."""
+    try:
+        return EpochRecord(**unseal((tier / "epoch.json").read_bytes()))
+    except (OSError, UnsealedError, TypeError):
+        return None
 
 
 def require_free_or_ours(root: Root, run_id: str) -> EpochRecord | None:

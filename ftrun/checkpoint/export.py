@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import uuid
+import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -123,12 +124,15 @@ def _check_free(path: Path, force: bool) -> None:
         return
     if not force:
         raise UsageError(f"{path} exists: choose another place, or replace it with --force")
-    if path.is_symlink() or not (path.is_file() or _is_export(path)):
-        raise UsageError(f"{path} holds more than an export, so --force doesn't replace it: choose another place")
+    if path.is_symlink() or not _is_export(path):
+        holds = "holds more than" if path.is_dir() else "is no file of"
+        raise UsageError(f"{path} {holds} an export, so --force doesn't replace it: choose another place")
 
 
 def _is_export(path: Path) -> bool:
-    """Whether a directory has nothing in it but what an export consists of."""
+    """Whether a file can be an export, or a directory has nothing in it but what an export consists of."""
+    if not path.is_dir():
+        return path.is_file() and (path.suffix == ".safetensors" or zipfile.is_zipfile(path))
     names = [each.name for each in path.iterdir()]
     return all(name == ".metadata" or name.endswith((".distcp", ".safetensors", ".index.json")) for name in names)
 

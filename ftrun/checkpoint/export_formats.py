@@ -116,7 +116,8 @@ def write_torch(opened: Opened, path: Path, node: Any, keys: Sequence[str]) -> W
     """
     plainer = _Plainer()
     value = plainer.plain(opened.value(node), ())
-    torch.save(value, path)
+    with path.open("xb") as file:  # torch's own way of opening it says neither which file nor what was wrong
+        torch.save(value, file)
     return Written(tuple(keys), changed=tuple(plainer.changed))
 
 

@@ -75,7 +75,10 @@ def choose(root: Root, run_id: str, tier: Tier | None, *, exclude: Collection[st
 
 def _snapshot(root: Root, run_id: str, tier: Tier, exclude: Collection[str]) -> ResumePoint | None:
     record = epochs.require_free_or_ours(root, run_id)
-    found = sealed.newest_sealed(tier, run_id, record.since if record is not None else 0, exclude=exclude)
+    start = epochs.told(tier.path)
+    if record is None or (start is not None and not epochs.is_noted(root, start)):
+        return None  # of an earlier run in the same place, which was deleted
+    found = sealed.newest_sealed(tier, run_id, record.since, exclude=exclude)
     if found is None:
         return None
     name = AttemptName.of(found.name)

@@ -12,6 +12,7 @@ back as one. A DTensor is a tensor like any other here; without a template it co
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from ftrun.checkpoint.refusals import Refused
 from ftrun.checkpoint.words import TAG, encode_word, is_numpy_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
 __all__ = ["Encoded", "decode", "encode"]
 
@@ -41,10 +42,27 @@ class Encoded:
     Attributes:
         tree: JSON-able; the order of keys in its objects carries meaning.
         tensors: the tensors themselves by name, not copies: plain ones without gradient, and DTensors.
+        alike: see :class:`Alike`; None where some tensor is a DTensor.
     """
 
     tree: Any
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
+    alike: Alike | None = None
+
+
+@dataclass(frozen=True)
+class Alike:
+    """By which it is known that a state's tensors are laid out as those of the save before, wherever they lie now.
+
+    Attributes:
+        token: the same object as long as names, order, dtypes, shapes, strides and devices are the same.
+        given: the objects in the state, with gradient and all, in the order of the tensors.
+        addresses: of their memory.
+    """
+
+    token: object
+    given: list[torch.Tensor]
+    addresses: Any
 
 
 def encode(value: object) -> Encoded:
@@ -53,28 +71,62 @@ def encode(value: object) -> Encoded:
     Raises:
         NotStorable: something in it can't be stored without pickle; the message names the path to it.
     """
-    encoder = _Encoder()
+    return taken_apart(value, Walk())
+
+
+def taken_apart(value: object, walk: Walk) -> Encoded:
+    """:func:`encode` by a walk that the caller keeps."""
     try:
-        tree = encoder.encode(value, "")
-        bad = refusals.not_storable(encoder.given)
+        tree = walk.encode(value, "")
+        bad = refusals.not_storable(walk.given)
         if bad is not None:
-            _Encoder(refuse=bad).encode(value, "")
+            Walk(refuse=bad).encode(value, "")
     except Refused as refused:
         raise refused.as_error() from None
-    return Encoded(tree, encoder.tied())
+    return Encoded(tree, walk.tied())
 
 
-class _Encoder:
+@dataclass(frozen=True)
+class Block:
+    """A part of a state that holds tensors and nothing else: a dict of them, or a dict of dicts of them.
+
+    Attributes:
+        keys: of the dict, or of it and of those in it.
+        node: that stands for it in the tree.
+        names: of its tensors.
+        nodes: of its tensors.
+    """
+
+    keys: tuple[Any, ...]
+    node: dict[str, Any]
+    names: list[str]
+    nodes: list[dict[str, Any]]
+
+
+class Walk:
     """One walk over a value. Runs at every save, over thousands of tensors: what it does for each of them counts.
 
     Args:
         refuse: a tensor that can't be stored, so that the walk finds the path to it.
+        before: blocks of an earlier walk by name, complete ones, to take over where the keys are the same.
+
+    Attributes:
+        given: the tensors, as they came.
+        names: of those tensors.
+        nodes: of those tensors in the tree.
+        bases: what shares memory with another one, by numbers; known at the end.
+        blocks: by name, for a later walk.
+        loose: numbers of the tensors that were in no block of ``before``.
     """
 
-    def __init__(self, refuse: torch.Tensor | None = None) -> None:
+    def __init__(self, refuse: torch.Tensor | None = None, before: Mapping[str, Block] | None = None) -> None:
         self.given: list[torch.Tensor] = []
-        self._names: list[str] = []  # as long as the tensors that were given, and so are their nodes in the tree
-        self._nodes: list[dict[str, Any]] = []
+        self.names: list[str] = []
+        self.nodes: list[dict[str, Any]] = []
+        self.bases: dict[int, int] = {}
+        self.blocks: dict[str, Block] = {}
+        self.loose: list[int] = []
+        self._before = before or {}
         self._refuse = refuse
         self._kinds = dtensors.storable_classes()
         self._open: list[object] = []
@@ -116,12 +168,18 @@ class _Encoder:
         return nodes
 
     def mapping(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
+        kinds = set(map(type, value.values()))
+        block = kinds and self._refuse is None and (kinds <= self._kinds or kinds == _DICT)
+        known = self._known(value, name, of_dicts=kinds == _DICT) if block else None
+        if known is not None:
+            return known
         if not _are_plain_keys(value):
             return self._pairs(value, name)
         prefix = f"{name}/" if name else ""
-        if self._refuse is None and self._kinds.issuperset(map(type, value.values())):
-            return self._tensors(value, prefix)
-        nodes = {}
+        if block and kinds != _DICT:
+            return self._tensors(value, name, prefix)
+        first = len(self.given)
+        nodes: dict[str, Any] = {}
         key: Any = None
         try:
             for key, item in value.items():
@@ -129,16 +187,50 @@ class _Encoder:
         except Refused as refused:
             refused.keys.append(key)
             raise
+        if block and self._are_tensors(value.values(), first):
+            keys = (tuple(value), [*map(tuple, value.values())])
+            self.blocks[name] = Block(keys, nodes, self.names[first:], self.nodes[first:])
         return nodes
 
-    def _tensors(self, value: dict[str, torch.Tensor], prefix: str) -> dict[str, Any]:
+    def _are_tensors(self, values: Collection[dict[Any, Any]], first: int) -> bool:
+        """Whether some dicts have plain keys, and hold the tensors from a number on and nothing else."""
+        every = [*itertools.chain.from_iterable(map(dict.values, values))]
+        alone = len(every) == len(self.given) - first and self._kinds.issuperset(map(type, every))
+        return alone and all(map(_are_plain_keys, values))
+
+    def _known(self, value: dict[Any, Any], name: str, *, of_dicts: bool) -> dict[str, Any] | None:
+        """The node of a block whose keys are those of the walk before; None where that has none like it."""
+        block = self._before.get(name)
+        if block is None:
+            return None
+        given: list[Any] = []
+        if of_dicts:
+            if block.keys != (tuple(value), [*map(tuple, value.values())]):
+                return None
+            given = [*itertools.chain.from_iterable(map(dict.values, value.values()))]
+            if not self._kinds.issuperset(map(type, given)):
+                return None
+        elif block.keys != (tuple(value),):
+            return None
+        self.given += given or value.values()
+        self.names += block.names
+        self.nodes += block.nodes
+        self.blocks[name] = block
+        return block.node
+
+    def _tensors(self, value: dict[str, torch.Tensor], name: str, prefix: str) -> dict[str, Any]:
         """A dict of tensors and nothing else, which most of a state consists of."""
         names = [prefix + key for key in value]
         nodes: list[dict[str, Any]] = [{TAG: "tensor", "name": name} for name in names]
+        first = len(self.given)
         self.given += value.values()
-        self._names += names
-        self._nodes += nodes
-        return dict(zip(value, nodes, strict=True))
+        self.names += names
+        self.nodes += nodes
+        self.loose += range(first, len(self.given))
+        node = dict(zip(value, nodes, strict=True))
+        if len(nodes) >= _MANY:
+            self.blocks[name] = Block((tuple(value),), node, names, nodes)
+        return node
 
     def _pairs(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
         pairs = []
@@ -162,9 +254,10 @@ class _Encoder:
     def _tensor(self, tensor: torch.Tensor, name: str, node: dict[str, Any]) -> dict[str, Any]:
         if tensor is self._refuse:
             raise Refused(*refusals.problem_of(tensor))
+        self.loose.append(len(self.given))
         self.given.append(tensor)
-        self._names.append(name)
-        self._nodes.append(node)
+        self.names.append(name)
+        self.nodes.append(node)
         return node
 
     def _array(self, array: Any, name: str) -> dict[str, Any]:
@@ -182,32 +275,50 @@ class _Encoder:
 
         To be called once, when the tree is complete.
         """
-        # A plain view: requires_grad and the class Parameter stay behind, the memory is the same.
-        held = [each if type(each) is torch.Tensor and not each.requires_grad else _plain(each) for each in self.given]
-        bases = aliases.bases(held) if all_plain(self.given) else _bases(held)
+        held = self.held()
+        self.bases = aliases.bases(held) if all_plain(self.given) else _bases(held)
         self._name_apart()
-        tensors = dict(zip(self._names, held, strict=True))
-        for number, base in bases.items():
+        tensors = dict(zip(self.names, held, strict=True))
+        for number, base in self.bases.items():
             if self._point(number, base, held[number], held[base]):
-                del tensors[self._names[number]]
+                del tensors[self.names[number]]
         return tensors
+
+    def finished(self, bases: Collection[int]) -> bool:
+        """Complete the tree where all is as in the walk before but what is loose; False where that can't be.
+
+        Args:
+            bases: numbers of those that shared memory with another one.
+        """
+        for number in self.loose:
+            if number in bases:
+                return False
+            node = self.nodes[number]
+            if node[TAG] == "ndarray":
+                node.pop("name", None)
+                node["tensor"] = self.names[number]
+        return True
+
+    def held(self) -> list[torch.Tensor]:
+        """The tensors without gradient: the memory is the same, and the class Parameter stays behind."""
+        return [each if type(each) is torch.Tensor and not each.requires_grad else _plain(each) for each in self.given]
 
     def _name_apart(self) -> None:
         """Give every tensor a name of its own that UTF-8 can say, and arrays the name of theirs."""
-        if not _are_apart(self._names):
+        if not are_apart(self.names):
             taken = set(_NO_NAMES)
-            for number, name in enumerate(self._names):
-                self._names[number] = free = _free(name, taken)
-                self._nodes[number]["name"] = free
+            for number, name in enumerate(self.names):
+                self.names[number] = free = _free(name, taken)
+                self.nodes[number]["name"] = free
                 taken.add(free)
-        for name, node in zip(self._names, self._nodes, strict=True):
+        for name, node in zip(self.names, self.nodes, strict=True):
             if node[TAG] == "ndarray":
                 node.pop("name", None)
                 node["tensor"] = name
 
     def _point(self, number: int, base: int, tensor: torch.Tensor, of: torch.Tensor) -> bool:
         """Say in the tree that a tensor's bytes are those of another one; False where there is no word for it."""
-        node, name = self._nodes[number], self._names[base]
+        node, name = self.nodes[number], self.names[base]
         same = (tensor.shape, tensor.stride()) == (of.shape, of.stride())
         if node[TAG] == "ndarray":
             node["tensor"] = name if same else node["tensor"]
@@ -221,7 +332,8 @@ class _Encoder:
         return True
 
 
-def _are_apart(names: list[str]) -> bool:
+def are_apart(names: list[str]) -> bool:
+    """Whether all names differ, and can be said as they are."""
     different = set(names)
     return len(different) == len(names) and different.isdisjoint(_NO_NAMES) and "".join(names).isascii()
 
@@ -259,14 +371,16 @@ def _bases(held: list[torch.Tensor]) -> dict[int, int]:
 # Of a tensor's name in a file: this one is taken by the format, and no name is none.
 _NO_NAMES = frozenset({"__metadata__", ""})
 _TEXTS = frozenset({str})
+_DICT = frozenset({dict})
+_MANY = 8  # tensors that make it worth to remember a dict of them
 
 
-def _sorted_items(encoder: _Encoder, value: Any, name: str) -> list[Any]:
+def _sorted_items(encoder: Walk, value: Any, name: str) -> list[Any]:
     # Sets have no order that ranks share; replicated state must be the same text on all of them.
     return sorted(encoder.items(value, name), key=json.dumps)
 
 
-def _ordered(encoder: _Encoder, value: OrderedDict[Any, Any], name: str) -> dict[str, Any]:
+def _ordered(encoder: Walk, value: OrderedDict[Any, Any], name: str) -> dict[str, Any]:
     node = {TAG: "OrderedDict", "of": encoder.mapping(value, name)}
     extra = dict(vars(value))
     if "_metadata" in extra:  # what nn.Module.state_dict() hangs on its result
@@ -276,7 +390,7 @@ def _ordered(encoder: _Encoder, value: OrderedDict[Any, Any], name: str) -> dict
     return node
 
 
-def _defaults(encoder: _Encoder, value: defaultdict[Any, Any], name: str) -> dict[str, Any]:
+def _defaults(encoder: Walk, value: defaultdict[Any, Any], name: str) -> dict[str, Any]:
     factory = value.default_factory
     kind = None if factory is None else getattr(factory, "__name__", "")
     if kind is not None and FACTORIES.get(kind) is not factory:
@@ -284,8 +398,8 @@ def _defaults(encoder: _Encoder, value: defaultdict[Any, Any], name: str) -> dic
     return {TAG: "defaultdict", "factory": kind, "of": encoder.mapping(value, name)}
 
 
-_CONTAINERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
-    list: _Encoder.items,
+_CONTAINERS: dict[type, Callable[[Walk, Any, str], Any]] = {
+    list: Walk.items,
     tuple: lambda encoder, value, name: {TAG: "tuple", "items": encoder.items(value, name)},
     set: lambda encoder, value, name: {TAG: "set", "items": _sorted_items(encoder, value, name)},
     frozenset: lambda encoder, value, name: {TAG: "frozenset", "items": _sorted_items(encoder, value, name)},
@@ -294,7 +408,7 @@ _CONTAINERS: dict[type, Callable[[_Encoder, Any, str], Any]] = {
         "maxlen": value.maxlen,
         "items": encoder.items(value, name),
     },
-    dict: _Encoder.mapping,
+    dict: Walk.mapping,
     Counter: lambda encoder, value, name: {TAG: "Counter", "of": encoder.mapping(value, name)},
     OrderedDict: _ordered,
     defaultdict: _defaults,

@@ -12,6 +12,7 @@ import typer
 
 from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, locate, size_text, told
 from ftrun.contract import ExitCode
+from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
     from ftrun.checkpoint.layout import Root
@@ -56,6 +57,8 @@ def verify(
     """Read every byte of a checkpoint and check every checksum. Exit code 1 when something is damaged."""
     with told():
         place = locate(where, name, Path.cwd())
+        if everything and place.name is not None:
+            raise UsageError(f"--all means all checkpoints of the root, and {place.name} one; give one of them")
         verdicts = [examine(place.root, info, mark_bad=mark_bad) for info in _chosen(place, everything=everything)]
     if as_json:
         print(

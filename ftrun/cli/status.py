@@ -1,4 +1,4 @@
-"""``ftrun status``: how a run is doing, from its events alone."""
+"""``ftrun status``: how a run is doing, from its events, its checkpoints and what its keeper shows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrun import rundir
+from ftrun.cli.status_drain import drain_text, draining
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError, RunDirError
 from ftrun.goodput import history as histories
@@ -79,7 +80,8 @@ def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
 
     try:
         identity = run_dir.identity()
-        root = layout.Root.open(identity.get("checkpoint_root", str(run_dir.checkpoints)))
+        where = identity.get("checkpoint_root", str(run_dir.checkpoints))
+        root = layout.Root.open(where, identity.get("storage_options") or {})
         commit = reader.resume_point(root, identity["run_id"]).commit
     except (FtrunError, KeyError):
         return None
@@ -109,6 +111,7 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
         "lost_steps": past.lost_steps,
         "loss": past.losses[-1][1] if past.losses else None,
         "last_commit": usable_commit(run_dir),
+        "draining": draining(run_dir.path),
         "commits": len(past.commits),
         "failed_saves": past.save_failures,
         "failures": [
@@ -148,6 +151,7 @@ def _text(document: dict[str, Any]) -> str:
         f"  commit     step {commit['step']:,}   {commit['name']}"
         if commit
         else f"  commit     {_no_commit(document)}",
+        drain_text(document["draining"]),
         f"  attempts   {document['attempts']}",
         f"  restarts   {document['restarts']}" + (f"   {again:,} steps done again" if again else ""),
         *(f"             step {each['step']:,}: {headline(str(each['message']))}" for each in shown),

@@ -222,7 +222,7 @@ class Director:
         )
 
     def _has_older(self) -> bool:
-        with contextlib.suppress(FtrunError):
+        with contextlib.suppress(FtrunError, OSError):
             return self._rounds.latest(further_back=True) is not None
         return False
 
@@ -252,7 +252,7 @@ class Director:
     def _newest_commit(self) -> str | None:
         try:
             commit = self._rounds.latest()
-        except FtrunError:
+        except (FtrunError, OSError):
             # Said again, and in full, when the next round looks for a commit to resume from.
             return None
         return str(commit.name) if commit else None
@@ -297,6 +297,12 @@ class Director:
     def outcome_of_success(self) -> str:
         """``finished``, or ``left`` when a Session's workers ended well before their loop did."""
         return "finished" if history.load(self._plan.run_dir).loop_ended else "left"
+
+    def is_complete(self) -> bool:
+        """Whether a Session's loop has reached its total and committed that: what comes then ends nothing early."""
+        past = history.load(self._plan.run_dir)
+        reached = past.total is not None and past.loop_ended and past.step >= past.total
+        return reached and self.commit_step() == past.total
 
     def commit_step(self) -> int | None:
         """Step of the commit that the next start would resume from, or None."""

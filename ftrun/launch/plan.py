@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ftrun.launch.options import CommandLine, LaunchParser
 
 
+_OF_ONE_PROCESS = frozenset({"memory"})
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
     """Everything that is decided before the first process starts.
@@ -124,7 +127,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
     _check_script(script, launch, cwd)
     run_dir, run_id = _run_dir(line, job, script, cwd)
     given_root = job.config.checkpoint.root
-    root = layout.Root.open(given_root, job.config.checkpoint.options).url if given_root else str(run_dir.checkpoints)
+    root = _root(given_root, job.config.checkpoint.options) if given_root else str(run_dir.checkpoints)
     # A directory that ftrun didn't make is refused with --fresh too: it must not be moved aside.
     continues = run_dir.exists() and not line.fresh
     named = line.name is not None or job.config.name is not None
@@ -288,10 +291,24 @@ def lost_commits(run_id: str, step: int, root: str) -> str:
     )
 
 
+def _root(given: str, options: Mapping[str, Any]) -> str:
+    """The checkpoint root in full."""
+    if given.partition("://")[0] in _OF_ONE_PROCESS:
+        raise UsageError(
+            f"checkpoint.root {given!r} lies in the memory of one process, and others must reach it. Give a path or "
+            "the URL of a store."
+        )
+    return layout.Root.open(given, options).url
+
+
 def _local(given: str | None, run_dir: RunDir) -> str:
     """This run's own part of the local tier's directory; empty where there is none."""
     if given is None:
         return ""
+    if "://" in given:
+        raise UsageError(f"checkpoint.local {given!r} is a URL. Give a directory on a disk of this machine.")
+    if Path(given).exists() and not Path(given).is_dir():
+        raise UsageError(f"checkpoint.local {given!r} is a file, not a directory. Choose another.")
     digest = hashlib.blake2b(str(run_dir.path.absolute()).encode(), digest_size=6).hexdigest()
     return str(Path(given).absolute() / f"ftrun-{digest}")
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
+import secrets
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint import epochs, reader, resuming
 from ftrun.checkpoint.keeper.commit import roll_forward
 from ftrun.checkpoint.keeper.faults import Faults
-from ftrun.errors import FtrunError, NoValidCheckpoint, UsageError
+from ftrun.checkpoint.storage.base import UnreachableError, why
+from ftrun.config.units import format_duration
+from ftrun.errors import CheckpointError, FtrunError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
 from ftrun.launch import plan as plans
 from ftrun.launch.keeping import Keeping
@@ -22,15 +24,23 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from ftrun.checkpoint.epochs import EpochRecord
+    from ftrun.checkpoint.layout import Root
     from ftrun.checkpoint.resuming import ResumePoint
     from ftrun.contract import WorkerContract
     from ftrun.launch.console import Console
     from ftrun.launch.plan import LaunchPlan
 
 
+_ROOT_SECONDS, _ROOT_SECONDS_OF_MANY, _ROOT_PAUSE = 600.0, 240.0, 2.0
+"""For how long a restart waits for the checkpoint root; less where other nodes wait at a store meanwhile."""
+
 _KEY = "ftrun/round"
 """Where the leader publishes it, in a store or a part of one that is new for each round. A node that joins late has
 begun fewer rounds than the others."""
+
+
+class _RootIsEmpty(NoValidCheckpoint):
+    """It lacks what the run remembers of it: it is away, or was emptied."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,10 @@ class Round:
         resume_step: its step.
         resume_world: how many ranks wrote it.
         resume_sealed: it is a snapshot in memory that isn't committed yet.
+        start: random text of this attempt.
         starts: how many times the worker group was started before, by the leader's launcher.
+        host: machine of the leader's launcher.
+        pid: its process.
         error: why there is no attempt, for the other nodes.
     """
 
@@ -56,7 +69,10 @@ class Round:
     resume_step: int
     resume_world: int | None
     resume_sealed: bool = False
+    start: str = ""
     starts: int = 0
+    host: str = ""
+    pid: int = 0
     error: str | None = None
 
 
@@ -99,33 +115,77 @@ class Rounds:
 
     def _epoch_record(self, current: Round) -> EpochRecord:
         return epochs.EpochRecord(
-            current.epoch, self._plan.run_id, current.since, current.resume, socket.gethostname(), os.getpid(), ""
+            current.epoch, self._plan.run_id, current.since, current.resume, current.host, current.pid, ""
         )
 
     def _lead(self, store: Store) -> Round:
         try:
-            chosen = self._choose()
+            chosen = self._choose_patiently()
         except FtrunError as error:
             store.set(_KEY, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error)).__dict__))
             raise
         store.set(_KEY, json.dumps(chosen.__dict__))
         return chosen
 
+    def _choose_patiently(self) -> Round:
+        """A root that this launcher has used before may be away for a while: a restart waits for it."""
+        patience = _ROOT_SECONDS if self._nodes == 1 else _ROOT_SECONDS_OF_MANY
+        deadline = time.monotonic() + (patience if self._begun > 1 else 0.0)
+        said = False
+        while True:
+            try:
+                chosen = self._choose()
+            except (FtrunError, OSError) as error:
+                if not _may_pass(error) or time.monotonic() >= deadline:
+                    if isinstance(error, FtrunError):
+                        raise
+                    raise _unusable(error, self._root) from error
+                if not said:
+                    self._console.warn(f"{error}; the restart waits for it, at most {format_duration(patience)}")
+                said = True
+                time.sleep(_ROOT_PAUSE)
+            else:
+                if said:
+                    self._console.say("[green]✓[/] the checkpoint root is back")
+                return chosen
+
     def _choose(self) -> Round:
+        self._require_the_root_we_know()
         fresh = self._plan.fresh and self._begun == 1
-        if not fresh and self.keeping is not None:
-            self.keeping.claim()
-            self._roll_forward()
+        if fresh and self.keeping is not None:
+            self.keeping.start_over()
+        elif self.keeping is not None:
+            self.keeping.claim(self._root)
+            if self._begun == 1:  # later on this launcher's own keeper is at it
+                self._roll_forward()
         point = None if fresh else self.latest()
         if point is None and not fresh:
             self._require_no_commit_is_lost()
         name = str(point.name) if point else None
         record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
-        number = self._plan.run_dir.next_attempt()
-        chosen = Round(record.epoch, record.since, number, name, 0, None, starts=self._begun - 1)
+        chosen = Round(
+            epoch=record.epoch,
+            since=record.since,
+            attempt=self._plan.run_dir.next_attempt(),
+            resume=name,
+            resume_step=0,
+            resume_world=None,
+            start=secrets.token_hex(8),
+            starts=self._begun - 1,
+            host=record.host,
+            pid=record.pid,
+        )
         if point is None:
             return chosen
         return replace(chosen, resume_step=point.name.step, resume_world=point.world_size, resume_sealed=point.sealed)
+
+    def _require_the_root_we_know(self) -> None:
+        """A restart finds the note of the start before; without it another one would begin from nothing."""
+        if self.current is not None and not epochs.is_noted(self._root, self._epoch_record(self.current)):
+            raise _RootIsEmpty(
+                f"the checkpoint root {self._root.url} lacks the note of epoch {self.current.epoch}, with which the "
+                "workers were started: is it mounted?"
+            )
 
     def _roll_forward(self) -> None:
         """Commit what every node has written before the leader died."""
@@ -170,7 +230,7 @@ class Rounds:
         """The run's own events remember commits that the root doesn't show: it was emptied, or isn't mounted."""
         commits = history.load(self._plan.run_dir).commits
         if commits:
-            raise NoValidCheckpoint(plans.lost_commits(self._plan.run_id, commits[-1].step, self._plan.root))
+            raise _RootIsEmpty(plans.lost_commits(self._plan.run_id, commits[-1].step, self._plan.root))
 
     def contract(self) -> WorkerContract:
         """What the workers of the current attempt are told."""
@@ -184,6 +244,7 @@ class Rounds:
             since=current.since,
             resume=current.resume,
             resume_sealed=current.resume_sealed,
+            start=current.start,
             node=self.node,
             tier=str(self.keeping.tier.path) if self.keeping is not None else "",
             **self._past(),
@@ -194,3 +255,16 @@ class Rounds:
         past = history.load(self._plan.run_dir)
         theirs = [fall for fall in past.falls if fall.what.blame not in ("code", "data")]
         return {"failures": len(theirs), "uptime": max(0.0, past.last_time - past.started)}
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether it may be that the root is only away."""
+    away = isinstance(error, _RootIsEmpty | UnreachableError) or not isinstance(error, FtrunError)
+    return away or isinstance(error.__cause__, OSError)
+
+
+def _unusable(error: Exception, root: Root) -> CheckpointError:
+    """What a filesystem says doesn't tell what it was needed for."""
+    return CheckpointError(
+        f"checkpoint root {root.url} can't be used ({why(error)}): check the storage and start again"
+    )

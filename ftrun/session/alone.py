@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -199,6 +200,7 @@ def _take_over(run_dir: RunDir, place: Place) -> WorkerContract:
         since=record.since,
         resume=name,
         resume_sealed=point is not None and point.sealed,
+        start=secrets.token_hex(8),
         node=0,
         worker_dir="",
         alone=True,

@@ -12,7 +12,7 @@ import torch
 from ftrun import events
 from ftrun.checkpoint import reader
 from ftrun.checkpoint.layout import Root
-from ftrun.checkpoint.loading import gathering
+from ftrun.checkpoint.loading import gathering, in_place
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.errors import CorruptCheckpoint, StateMismatch
@@ -146,6 +146,8 @@ class Restoration:
             shared = stored.is_shared(outline)
             template = gathering.spread_template(tracked.state_of(name, value, objects)) if shared else None
         state = stored.fill(outline, template)
+        if isinstance(value, torch.nn.Module) and in_place.is_loaded(value, state, template):
+            return
         tracked.restore(name, value, state, stored.name, self._contract.to_start_over, objects)
 
     def _require_fit(self, name: str, found: Sequence[str]) -> None:
@@ -218,12 +220,20 @@ class Restoration:
             random_state.derive(stored.name, self._place.rank)
 
     def _gradients(self, stored: StoredState, name: str) -> dict[str, Any]:
+        """An optimizer's pending gradients but for those that are already where they belong."""
         outline = stored.outline("gradients", name)
         parameters = [each for group in self._optimizers[name].param_groups for each in group["params"]]
-        numbered = {str(index): parameter for index, parameter in enumerate(parameters)}
-        template = {key: gathering.spread_template(each) for key, each in numbered.items() if key in outline}
-        gradients: dict[str, Any] = stored.fill(outline, template)
-        return gradients
+        numbered = {str(index): each for index, each in enumerate(parameters) if str(index) in outline}
+        # Laid out like the parameter, as autograd does it: fused optimizers count on that.
+        template = {
+            key: in_place.empty_like(each, each.dtype) if each.grad is None else each.grad
+            for key, each in numbered.items()
+        }
+        read: dict[str, Any] = stored.fill(outline, template)
+        for key, parameter in numbered.items():
+            if read[key] is template[key]:
+                parameter.grad = read.pop(key)
+        return read
 
     @property
     def all_claimed(self) -> bool:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftrun import events
-from ftrun.checkpoint import state
 from ftrun.checkpoint.layout import AttemptName
 from ftrun.checkpoint.memory.arena import Arena
 from ftrun.checkpoint.memory.outcomes import Outcomes
 from ftrun.checkpoint.memory.tier import Tier
+from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.records import RankRecord, Seal
 from ftrun.checkpoint.sealed import canonical
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.memory.slot_memory import SlotMemory
     from ftrun.checkpoint.memory.tier import Slot
     from ftrun.checkpoint.plan.planner import Plan
+    from ftrun.checkpoint.state import Encoded
     from ftrun.contract import WorkerContract
     from ftrun.session.checkpoint import Checkpoint
     from ftrun.session.place import Place
@@ -78,6 +79,7 @@ class Saver:
         has_gpu = torch.cuda.is_available() and place.local_rank < torch.cuda.device_count()
         device = torch.device("cuda", place.local_rank) if has_gpu else None
         self._arena = Arena(self._tier, place.rank, fallback, device=device)
+        self._encoding = Encoding()
         self._planner = Planner(place.rank, place.world_size, store)
         self._open = OpenSaves(self._tier, place.rank, contract.root, self._planner.distrust)
         self._slots = Slots(self._arena, Outcomes(self._tier), contract.when_busy, self._open.give_way)
@@ -104,7 +106,7 @@ class Saver:
 
     def prepare(self, collect: Callable[[], dict[str, Any]]) -> None:
         """Get memory for states like this one, in the background. After the first step, on all ranks."""
-        encoded = state.encode(collect())
+        encoded = self._encoding.encode(collect())
         size = self._planner.plan(encoded, self._objects, 0).size
         if size:
             self._stager.in_background(lambda: self._prepare(size))
@@ -140,7 +142,7 @@ class Saver:
         position = _position(step, total, data)
         name = str(AttemptName(self._contract.epoch or 0, step, self._suffix(step)))
         save = Save(name, step, total, reason, copy.deepcopy(data), position, began)
-        encoded = state.encode(collect())
+        encoded = self._encoding.encode(collect())
         plan = self._planner.plan(encoded, self._objects, self._saves)
         self._open.add(save)
         try:
@@ -151,13 +153,15 @@ class Saver:
             self._open.drop(save, str(error))
         self._held = time.monotonic() - began
 
-    def _fill(self, save: Save, room: _Room, plan: Plan, encoded: state.Encoded) -> None:
+    def _fill(self, save: Save, room: _Room, plan: Plan, encoded: Encoded) -> None:
         self._filling = room.slot
-        self._stager.stage(plan, room.memory, encoded.tensors, partial(self._finish, save, room, plan, encoded.tree))
+        finish = partial(self._finish, save, room, plan, encoded.tree)
+        self._stager.stage(plan, room.memory, encoded.tensors, finish, encoded.alike)
 
     def _suffix(self, step: int) -> str:
-        """The same on all ranks without a word between them, and new for each save: an epoch is never used twice."""
-        text = f"{self._contract.run_id}/{self._contract.epoch}/{step}/{self._saves}"
+        """The same on all ranks without a word between them, and new for each save."""
+        contract = self._contract
+        text = f"{contract.run_id}/{contract.epoch}/{contract.start}/{step}/{self._saves}"
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     def _room(self, size: int) -> _Room:
@@ -202,7 +206,7 @@ class Saver:
             data=save.data,
             tree=tree,
             tensors=plan.with_digests(found),
-            pieces=tuple(each.piece for each in plan.copies),
+            pieces=plan.pieces,
         )
         first = place.rank - place.local_rank
         seal = Seal(

@@ -427,7 +427,7 @@ class Session:
             self._tell(events.StepsEnded(step=self.step, finished=done))
             saved_at = self._checkpoints.saved_at
             if self.rank == 0 and saved_at != self.step:
-                last = f"its last checkpoint is of step {saved_at}" if saved_at else "without a checkpoint"
+                last = f"its last checkpoint is of step {saved_at}" if saved_at is not None else "without a checkpoint"
                 _log.warning("ftrun: the script ended at step %d, %s; ft.save() keeps the rest.", self.step, last)
 
     def close(self) -> None:

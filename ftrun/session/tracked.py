@@ -137,6 +137,7 @@ def restore(
         except (RuntimeError, ValueError, KeyError) as error:
             found = [str(error)]
     if isinstance(value, torch.optim.Optimizer) and not found:
+        _keep_types(value, fitting)
         _lay_out(value)
     if found:
         raise mismatch(name, found, checkpoint, start_over)
@@ -196,6 +197,27 @@ def placed(value: Any, like: Any) -> Any:
         ranges = zip(box.offset, box.shape, strict=True)
         part.copy_(value[tuple(slice(first, first + extent) for first, extent in ranges)])
     return made
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Put back what torch has rounded: its ``load_state_dict`` casts floating state to the type of its parameter.
+
+    Weights in bfloat16 with a master copy of each in float32 would go on from the rounded copy. What torch's own
+    optimizers keep is of their parameter's type, and follows it when that has changed.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        return
+    follows = _PARAMETER_SHAPED if type(optimizer).__module__.startswith("torch.optim") else frozenset()
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for index, values in state.get("state", {}).items():
+        parameter = parameters[index] if isinstance(index, int) else index
+        mine = optimizer.state.get(parameter, {})
+        for key, stored in values.items():
+            loaded = mine.get(key)
+            if key in follows or not isinstance(stored, torch.Tensor) or not isinstance(loaded, torch.Tensor):
+                continue
+            if stored.dtype != loaded.dtype:
+                mine[key] = stored.to(loaded.device)
 
 
 def _lay_out(optimizer: torch.optim.Optimizer) -> None:

@@ -63,6 +63,6 @@ def main(ft: ftrun.Session, options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", choices=("ddp", "fsdp"), required=True)
-    parser.add_argument("--total", type=int, default=7)
+    parser.add_argument("--total", type=int, default=6)
     parser.add_argument("--stop", type=int, default=0)
     main(parser.parse_args())

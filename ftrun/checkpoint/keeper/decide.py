@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ftrun.checkpoint.keeper.work import NodeWork
 
-Do = Literal["drop", "copy", "upload", "settle", "tidy", "note", "roll"]
+Do = Literal["drop", "copy", "upload", "settle", "tidy", "note", "roll", "sweep"]
 Lane = Literal["local", "root", "commit"]
 
 LANES: dict[Do, Lane] = {
@@ -23,6 +23,7 @@ LANES: dict[Do, Lane] = {
     "tidy": "commit",
     "note": "commit",
     "roll": "commit",
+    "sweep": "commit",
 }
 """Each lane does one thing at a time, so that a slow root keeps nobody from freeing slots."""
 
@@ -95,6 +96,7 @@ class View:
         closing: nobody will seal anything any more.
         timeout: seconds of patience with storage and other nodes.
         unrolled: nobody has looked yet whether an earlier epoch left something to commit.
+        unswept: nobody has looked for a while for what dead writers left.
     """
 
     known: tuple[Known, ...]
@@ -108,6 +110,7 @@ class View:
     closing: bool
     timeout: float
     unrolled: bool = False
+    unswept: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ def decide(view: View) -> list[Action]:
             started.setdefault(lane, action)
     if view.unrolled and "commit" in view.idle:
         started.setdefault("commit", Action("roll", ""))
+    elif view.unswept and not view.closing and "commit" in view.idle:
+        started.setdefault("commit", Action("sweep", ""))
     return drops + list(started.values())
 
 

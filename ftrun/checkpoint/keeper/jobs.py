@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TAKEN = "its slot is being taken for another snapshot"
-_SWEEP = 600.0  # seconds
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -75,7 +73,12 @@ class Over:
     """Nothing is left to do for the attempt."""
 
 
-Result = Moved | Waits | Skipped | Verdict | Over
+@dataclass(frozen=True)
+class Swept:
+    """What dead writers left was looked at."""
+
+
+Result = Moved | Waits | Skipped | Verdict | Over | Swept
 
 
 def outcome_of(error: Exception) -> Result:
@@ -109,7 +112,6 @@ class Jobs:
     _copied: dict[tuple[str, str], dict[str, FileRecord]] = field(default_factory=dict)
     _ballots: dict[str, Ballot] = field(default_factory=dict)
     _leftovers: tuple[int, Leftovers] | None = None
-    _sweep_due: float = 0.0
 
     @cached_property
     def root(self) -> Root:
@@ -147,18 +149,20 @@ class Jobs:
         self._free(work)
         return Moved(Stage.LOCAL, work)
 
-    def upload(self, known: Known) -> Result:
+    def upload(self, known: Known, record: EpochRecord | None = None) -> Result:
         """Memory or local tier to the root, and the node's word for it."""
         work = known.work
         files = self.root.files(work.name)
         if MANIFEST in files or any(map(is_given_up, files)):
             return Moved(Stage.DONE, work)  # the next step finds out the rest
         if done_json(self.config.node) not in files:
+            self._require_our_root(record)
             if known.stage is Stage.SEALED and not self._hold(work):
                 return Waits(_TAKEN)
             self.root.make_attempt(work.name)
             sources = self._local_sources(work) if known.stage is Stage.LOCAL else _in_memory(work)
             work = replace(work, files=self._transfer("root", work, sources, attempt_key(work.name, "").rstrip("/")))
+            self._require_our_root(record)  # it may have been set aside meanwhile, and another begun in its place
             self._vouch(work)
         self.faults.hit("done.written")
         if known.stage is Stage.SEALED:
@@ -174,10 +178,19 @@ class Jobs:
         ballot = self._ballots.setdefault(attempt, Ballot(self.root, name, self.faults))
         found = ballot.look(leads=known.work.leads)
         if isinstance(found, str):
-            return Waits(found)
+            return self._removed(known) or Waits(found)
         if found.committed and known.work.leads:
             self._point_latest(known)
         return found
+
+    def _removed(self, known: Known) -> Verdict | None:
+        """The end of an attempt whose files are gone from the root that had them: nobody will commit it any more."""
+        if MANIFEST in (files := self.root.files(known.work.name)) or done_json(self.config.node) in files:
+            return None
+        record = epochs.read(self.root, known.work.name.epoch)
+        if record is None or record.run_id != self.config.run_id:
+            return None  # the root itself isn't there
+        return Verdict(False, "its files are not in the root any more: a newer checkpoint has replaced it")
 
     def tidy(self, known: Known, record: EpochRecord | None) -> Result:
         """Retention, unless a newer epoch owns the root."""
@@ -187,7 +200,6 @@ class Jobs:
             parent = record.parent if record.epoch == name.epoch else known.work.first.parent
             policy = retention.KeepPolicy(self.config.keep_last, self.config.keep_every)
             retention.apply(self.root, policy, run_id=record.run_id, since=record.since, parent=parent)
-            self._sweep(record)
         return Over()
 
     def note(self, known: Known) -> Result:
@@ -229,6 +241,17 @@ class Jobs:
             raise SourceError("its memory was taken for another snapshot while it was copied")
         return dict(copied)
 
+    def _require_our_root(self, record: EpochRecord | None) -> None:
+        """Whoever started the workers has noted their epoch in the root. What lacks the note is another place.
+
+        Raises:
+            CheckpointError: it lacks it.
+        """
+        if record is not None and not epochs.is_noted(self.root, record, launcher=self.config.node == 0):
+            raise CheckpointError(
+                f"{self.root.url} lacks the note of epoch {record.epoch} that this run has put there: is it mounted?"
+            )
+
     def _local_sources(self, work: NodeWork) -> dict[str, Source]:
         assert self.local is not None
         return self.local.sources(work)
@@ -257,20 +280,17 @@ class Jobs:
             scan.free(work)
         self.faults.hit("freed")
 
-    def _sweep(self, record: EpochRecord) -> None:
-        """Look for what dead writers left, now and then: it goes when it was seen twice, long enough apart."""
-        now = time.monotonic()
+    def sweep(self, record: EpochRecord) -> Result:
+        """Look for what dead writers left: it goes when it was seen twice, long enough apart."""
         if self._leftovers is None or self._leftovers[0] != record.epoch:
             made = Leftovers(self.root, run_id=record.run_id, epoch=record.epoch, parent=record.parent)
             self._leftovers = record.epoch, made
-        elif now < self._sweep_due:
-            return
-        self._sweep_due = now + _SWEEP
         for name in self._leftovers[1].sweep():
             _log.info("%s, which was never committed, is deleted", name)
+        return Swept()
 
     def _is_newest(self, known: Known) -> bool:
-        return epochs.newest(self.root) <= known.work.name.epoch
+        return 0 < epochs.newest(self.root) <= known.work.name.epoch  # none at all: the root is away
 
     def _point_latest(self, known: Known) -> None:
         try:

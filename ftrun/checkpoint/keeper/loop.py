@@ -7,25 +7,25 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ftrun.checkpoint.epochs import EpochRecord
+from ftrun.checkpoint import epochs
 from ftrun.checkpoint.keeper import book, scan
 from ftrun.checkpoint.keeper.beat import Beat
 from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.commit import Verdict
 from ftrun.checkpoint.keeper.copying import SourceError
 from ftrun.checkpoint.keeper.decide import LANES, Action, Known, Stage, View, decide
-from ftrun.checkpoint.keeper.jobs import Moved, Over, Skipped, Waits, outcome_of
+from ftrun.checkpoint.keeper.jobs import Moved, Over, Skipped, Swept, Waits, outcome_of
 from ftrun.checkpoint.keeper.lanes import Lanes
 from ftrun.checkpoint.keeper.report import Reporter
 from ftrun.checkpoint.keeper.takeover import owns
 from ftrun.checkpoint.keeper.work import unsealed
 from ftrun.checkpoint.layout import AttemptName
-from ftrun.checkpoint.sealed import unseal
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftrun.checkpoint.epochs import EpochRecord
     from ftrun.checkpoint.keeper.inbox import Inbox
     from ftrun.checkpoint.keeper.jobs import Jobs, Result
     from ftrun.checkpoint.keeper.lanes import Job
@@ -37,6 +37,7 @@ _TICK = 1.0
 _BUSY_TICK = 0.5
 _GRACE = 1.0  # seconds that workers have to end after their launcher was killed
 _NOTE_PATIENCE = 30.0  # seconds, once nobody waits for this keeper any more
+_SWEEP = 300.0
 _HANG = 120.0  # seconds beyond all patience
 
 
@@ -60,6 +61,7 @@ class Loop:
         self._epoch: EpochRecord | None = None
         self._rolled = 0
         self._roll_due = 0.0
+        self._sweep_due = 0.0
         self._closing_since: float | None = None
         self._orphaned_since: float | None = None
         self._lost = False
@@ -126,6 +128,7 @@ class Loop:
             closing=closing,
             timeout=self._config.timeout,
             unrolled=leads and epoch is not None and self._rolled < epoch.epoch and now >= self._roll_due,
+            unswept=leads and now >= self._sweep_due,
         )
 
     def _act(self, actions: list[Action], now: float) -> None:
@@ -140,10 +143,14 @@ class Loop:
         if action.do == "roll":
             assert epoch is not None
             return lambda: jobs.roll(epoch)
+        if action.do == "sweep":
+            assert epoch is not None
+            self._sweep_due = time.monotonic() + _SWEEP
+            return lambda: jobs.sweep(epoch)
         known = self._known[action.attempt]
         calls: dict[str, Callable[[], Result]] = {
             "copy": lambda: jobs.copy(known),
-            "upload": lambda: jobs.upload(known),
+            "upload": lambda: jobs.upload(known, epoch),
             "settle": lambda: jobs.settle(known),
             "tidy": lambda: jobs.tidy(known, epoch),
             "note": lambda: jobs.note(known),
@@ -156,7 +163,7 @@ class Loop:
             _log.error("%s of checkpoint %s", job.lane, job.attempt, exc_info=job.error)
         known = self._known.get(job.attempt)
         if known is None:
-            self._take_roll(result, now)
+            self._take_round(result, now)
         elif isinstance(result, Moved):
             self._known[job.attempt] = book.moved(known, result.stage, result.work, now)
         elif isinstance(result, Skipped):
@@ -169,10 +176,11 @@ class Loop:
         elif isinstance(result, Verdict):
             self._finish(known, result, now)
 
-    def _take_roll(self, result: Result, now: float) -> None:
+    def _take_round(self, result: Result, now: float) -> None:
+        """What came of something that is for no one attempt."""
         if isinstance(result, Over) and self._epoch is not None:
             self._rolled = self._epoch.epoch
-        else:
+        elif not isinstance(result, Swept):
             self._roll_due = now + 30.0
 
     def _wait(self, known: Known, result: Waits, now: float) -> None:
@@ -205,11 +213,7 @@ class Loop:
         self._jobs.forget(attempt)
 
     def _read_epoch(self) -> None:
-        try:
-            content = (self._tier.path / "epoch.json").read_bytes()
-            self._epoch = EpochRecord(**unseal(content))
-        except (OSError, ValueError, TypeError):
-            return  # the one before is the best that is known
+        self._epoch = epochs.told(self._tier.path) or self._epoch  # the one before is the best that is known
 
     def _is_closing(self, now: float) -> bool:
         """Whether nobody will seal anything any more."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftrun.checkpoint import dtensors
+from ftrun.checkpoint.loading.in_place import empty_like
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -96,7 +97,7 @@ def optimizer_template(optimizer: torch.optim.Optimizer, outline: dict[str, Any]
             continue
         parameter = parameters[index]
         made[index] = {
-            key: torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+            key: empty_like(parameter, value.dtype)
             for key, value in values.items()
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape
         }
@@ -106,7 +107,7 @@ def optimizer_template(optimizer: torch.optim.Optimizer, outline: dict[str, Any]
 def spread_template(value: Any) -> Any:
     """Fresh tensors where a value has DTensors, None where it has other things."""
     if dtensors.is_dtensor(value):
-        return torch.empty_like(value, requires_grad=False)
+        return empty_like(value, value.dtype)
     if isinstance(value, dict):
         return {key: spread_template(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftrun.checkpoint import dtensors
 from ftrun.checkpoint.layout import AttemptName, attempt_key, rank_json
 from ftrun.checkpoint.loading import templates, tree
 from ftrun.checkpoint.loading.files import Files
@@ -218,9 +219,12 @@ class StoredState:
     def _fill(self, outline: Any, template: Any) -> Any:
         wanted = self._wanted(outline)
         pairs = {id(here): there for here, there in templates.matched(outline, template) if id(here) in wanted}
-        targets = templates.apart(
-            {key: templates.target(each.shape, each.dtype, pairs.get(key)) for key, (each, _, _) in wanted.items()}
-        )
+        geometry = dtensors.Geometry()
+        made = {
+            key: templates.target(each.shape, each.dtype, pairs.get(key), geometry)
+            for key, (each, _, _) in wanted.items()
+        }
+        targets = templates.apart(made)
         self._read((wanted[key][1:], target) for key, target in targets.items())
         return templates.replaced(outline, {key: target.result for key, target in targets.items()})
 

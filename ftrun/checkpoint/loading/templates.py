@@ -29,10 +29,22 @@ class Target:
     result: torch.Tensor
 
 
-def target(shape: tuple[int, ...], dtype: torch.dtype, template: torch.Tensor | None) -> Target:
-    """A target for a stored tensor: the template's own memory where it fits, else fresh memory of the host."""
+def target(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    template: torch.Tensor | None,
+    geometry: dtensors.Geometry | None = None,
+) -> Target:
+    """A target for a stored tensor: the template's own memory where it fits, else fresh memory of the host.
+
+    Args:
+        shape: of the whole tensor.
+        dtype: as it is stored.
+        template: the script's tensor at the same place, if there is one.
+        geometry: what is known by now of where ranks hold what; saves time where there are many DTensors.
+    """
     if template is not None and dtensors.is_dtensor(template) and tuple(template.shape) == shape:
-        blocks = dtensors.holding(template).blocks
+        blocks = (geometry or dtensors.Geometry()).holding(template).blocks
         if all(is_fillable(local, box.shape) for box, local in blocks):
             return Target(blocks, template)
     if template is not None and is_fillable(template, shape):

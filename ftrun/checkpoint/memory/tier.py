@@ -101,7 +101,7 @@ class Tier:
     @classmethod
     def of(cls, run_dir: Path, node: int | str, where: Path = SHARED_MEMORY) -> Tier:
         """The tier of a run directory. ``node`` tells apart launchers of one run on one machine."""
-        digest = hashlib.blake2b(f"{run_dir.absolute()}\n{node}".encode(), digest_size=6).hexdigest()
+        digest = hashlib.blake2b(f"{os.path.realpath(run_dir)}\n{node}".encode(), digest_size=6).hexdigest()
         return cls(where / f"ftrun-{os.getuid()}" / digest)
 
     @property
@@ -149,8 +149,12 @@ class Tier:
 def put(path: Path, content: bytes) -> None:
     """Write or replace a small file in one step. Nothing is made durable: it is memory."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        remove(temporary)
+        raise
 
 
 def remove(path: Path) -> None:

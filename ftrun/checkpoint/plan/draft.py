@@ -48,21 +48,63 @@ class Plan:
     """What a rank stores in one save.
 
     Attributes:
-        entries: all tensors of the rank's tree, those included of which others store every byte.
-        copies: what to copy, in the order in which it lies in the file.
-        header: what stands before the tensors in the file; empty when there is none.
-        size: of the file in bytes; 0 when this rank stores no tensor.
-        verify: tensors that ranks share because they were once the same: the CRC32C of each, all of its bytes row by
-            row, must be taken in this save.
-        shared: digest of what ranks share, without those checksums, by the text of the ranks.
+        draft: what it has in common with the plans of other saves.
+        tensors: of the state.
     """
 
-    entries: Mapping[str, TensorEntry]
-    copies: tuple[Copy, ...]
-    header: bytes
-    size: int
-    verify: Mapping[str, torch.Tensor]
-    shared: Mapping[str, str]
+    draft: Draft
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def entries(self) -> Mapping[str, TensorEntry]:
+        """All tensors of the rank's tree, those included of which others store every byte."""
+        return self.draft.entries
+
+    @functools.cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """What to copy, in the order in which it lies in the file. Made when asked for: there may be thousands."""
+        names = self.draft.layout.names
+        parts = [self.tensors[name] for name in names]
+        for number, take in self.draft.takes.items():
+            parts[number] = _taken(parts[number], take)
+        return tuple(map(_to_copy, zip(names, parts, self.pieces, strict=True)))
+
+    def some(self, numbers: Sequence[int]) -> list[Copy]:
+        """A few of the copies."""
+        return [self._copy(number) for number in numbers]
+
+    def _copy(self, number: int) -> Copy:
+        name, take = self.draft.layout.names[number], self.draft.takes.get(number)
+        tensor = self.tensors[name]
+        return Copy(name, tensor if take is None else _taken(tensor, take), self.pieces[number])
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What lies where in the file."""
+        return self.draft.layout.pieces
+
+    @property
+    def header(self) -> bytes:
+        """What stands before the tensors in the file; empty when there is none."""
+        return self.draft.layout.header
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file; 0 when this rank stores no tensor."""
+        return self.draft.layout.size
+
+    @functools.cached_property
+    def verify(self) -> Mapping[str, torch.Tensor]:
+        """Tensors that ranks share because they were once the same.
+
+        The CRC32C of each, all of its bytes row by row, must be taken in this save.
+        """
+        return {name: self.tensors[name] for name in self.draft.verify}
+
+    @property
+    def shared(self) -> Mapping[str, str]:
+        """Digest of what ranks share, without those checksums, by the text of the ranks."""
+        return self.draft.shared
 
     def with_digests(self, digests: Mapping[str, str]) -> dict[str, TensorEntry]:
         """The entries with the checksums of what was to be verified, in hexadecimal."""
@@ -116,11 +158,11 @@ class Draft:
     """All of a plan but the tensors.
 
     Attributes:
-        entries: see :class:`Plan`.
+        entries: all tensors of the rank's tree, those included of which others store every byte.
         layout: of the file.
         takes: for those pieces, by their numbers, for which a part of a tensor is copied, how to get it.
         verify: names of tensors that are to be verified.
-        shared: see :class:`Plan`.
+        shared: digest of what ranks share, by the text of the ranks.
     """
 
     entries: Mapping[str, TensorEntry]
@@ -131,18 +173,7 @@ class Draft:
 
     def plan(self, tensors: Mapping[str, torch.Tensor]) -> Plan:
         """The plan for tensors of the structure that the draft was made for."""
-        names = self.layout.names
-        parts = [tensors[name] for name in names]
-        for number, take in self.takes.items():
-            parts[number] = _taken(parts[number], take)
-        return Plan(
-            entries=self.entries,
-            copies=tuple(map(_to_copy, zip(names, parts, self.layout.pieces, strict=True))),
-            header=self.layout.header,
-            size=self.layout.size,
-            verify={name: tensors[name] for name in self.verify},
-            shared=self.shared,
-        )
+        return Plan(self, tensors)
 
 
 def draft(encoded: Encoded, rank: int, groups: Mapping[str, Group]) -> Draft:

@@ -48,6 +48,7 @@ class Planner:
         self._exchange = Exchange(rank, world_size, store, deadline) if store is not None and world_size > 1 else None
         self._objects: list[weakref.ref[Any] | int] = []
         self._structure: tuple[Any, ...] = ()
+        self._token: object = None
         self._known = Known()
         self._candidates: dict[str, Described] = {}
         self._met: dict[str, Described] | None = None
@@ -70,8 +71,11 @@ class Planner:
             NotStorable: a DTensor's local part is not what its placements say.
             CheckpointError: more tensors than a file can name.
         """
-        now = structure(encoded.tensors)
-        if now != self._structure or not self._known.holds or not self._is_same(objects):
+        token = encoded.alike.token if encoded.alike is not None else None
+        alike = token is not None and token is self._token
+        now = self._structure if alike else structure(encoded.tensors)
+        self._token = token
+        if (not alike and now != self._structure) or not self._known.holds or not self._is_same(objects):
             self._look(encoded, objects)
             self._structure, self._draft = now, None
         if self._exchange is not None and self._exchange.is_on(save, asked=self._is_new()):

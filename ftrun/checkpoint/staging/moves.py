@@ -22,12 +22,13 @@ SLICE = 2 * 2**20
 """Bytes that are moved at a time: as long as a thread at the fence may have to wait for the other one."""
 SMALL = 16 * 2**10
 """Tensors up to this size are moved at once: passing them to another thread costs more."""
+LARGE = 2**20
+"""Bytes from which a part of a tensor is a probe of it."""
 DEVICE_SLICE = 16 * 2**20
 """The same on a device, where each copy costs more to begin."""
-PROBES = 32
+PROBES = 64
 """Of everything that is moved later, one part in so many is moved at once too, and compared at the end."""
 
-_LARGE = 2**20
 _HEAD = 1024
 
 _memmove = ctypes.memmove
@@ -144,7 +145,7 @@ def split(move: Move, number: int, turn: int) -> tuple[list[Move], list[Move]]:
         number: its number among all, the same in each save.
         turn: number of the save.
     """
-    if isinstance(move, Block) and move.size >= _LARGE:
+    if isinstance(move, Block) and move.size >= LARGE:
         part = move.size // PROBES
         first = part * (turn % PROBES)
         last = move.size if turn % PROBES == PROBES - 1 else first + part

@@ -25,10 +25,11 @@ from ftrun.checkpoint.staging.trust import TRIALS, Owned, Trust, Versions
 from ftrun.checkpoint.staging.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ftrun.checkpoint.memory.slot_memory import SlotMemory
     from ftrun.checkpoint.plan.planner import Copy, Plan
+    from ftrun.checkpoint.staging.bulk import Ordered
 
 TIMEOUT = 600.0
 """Seconds that a copy under way may take; a device that hangs is the only thing that could."""
@@ -46,6 +47,7 @@ class Orders:
         versions: counters of the tensors that are moved later.
         waiting: names of those tensors.
         trial_versions: counters of those on trial.
+        bulk: what is moved as a bulk, besides.
         alive: what must not be freed meanwhile; movements know addresses only.
     """
 
@@ -57,6 +59,7 @@ class Orders:
     waiting: set[str] = field(default_factory=set)
     alive: tuple[object, ...] = ()
     trial_versions: Versions = field(default_factory=Versions)
+    bulk: Ordered | None = None
 
 
 def order(
@@ -66,6 +69,7 @@ def order(
     trust: Trust,
     owned: Owned | None,
     turn: int,
+    copies: Sequence[Copy] | None = None,
 ) -> Orders:
     """Decide what is copied when.
 
@@ -76,10 +80,11 @@ def order(
         trust: what was seen of them so far.
         owned: memory of the tracked optimizers; None where everything is copied at once.
         turn: number of the save.
+        copies: those of the plan that this is about; None for all.
     """
-    orders = Orders(alive=(plan.copies, memory.tensor(torch.uint8, 0, (memory.size,))))
+    orders = Orders(alive=(plan.copies if copies is None else copies, memory.tensor(torch.uint8, 0, (memory.size,))))
     number = 0
-    for copy in plan.copies:
+    for copy in plan.copies if copies is None else copies:
         every = moves(copy, memory)
         level = -1 if owned is None else _level(copy, orders, tensors, trust, owned)
         if level >= TRIALS:
@@ -94,6 +99,21 @@ def order(
         orders.now += every
         if level >= 0:
             orders.trial += every
+    return orders
+
+
+def add(orders: Orders, bulk: Ordered, given: Sequence[torch.Tensor]) -> Orders:
+    """Orders for the rest of a plan, with those for its bulk.
+
+    Raises:
+        RuntimeError: a tensor has no counter of writes.
+    """
+    orders.bulk = bulk
+    orders.versions.watch_all(bulk.names, bulk.tensors)
+    orders.now += bulk.probes
+    orders.probes += bulk.probes
+    orders.waiting.update(bulk.names)
+    orders.alive = (*orders.alive, given)
     return orders
 
 
@@ -130,8 +150,9 @@ class Snapshot:
         # They are long tasks: a helper takes them first, and nobody waits for their end alone.
         first = [task for name, task in digests.items() if name not in orders.waiting]
         later = [task for name, task in digests.items() if name in orders.waiting]
-        self._now = Work([*first, *_tasks(orders.now)])
-        self._later = Work([*later, *_tasks(orders.later)])
+        many = orders.bulk
+        self._now = Work([*first, *_tasks(orders.now), *(many.now.tasks() if many else ())])
+        self._later = Work([*later, *_tasks(orders.later), *(many.later.tasks() if many else ())])
         self._verdict: frozenset[str] | None = None
         self._lock = threading.Lock()
 
@@ -175,6 +196,7 @@ class Snapshot:
         with self._lock:
             if self._verdict is None:
                 changed = {move.name for move in _here(self._orders.probes) if not move.is_same()}
+                changed |= self._orders.bulk.words.changed() if self._orders.bulk is not None else set()
                 self._verdict = frozenset(changed | self._orders.versions.changed())
             return self._verdict
 

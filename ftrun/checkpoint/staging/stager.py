@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from ftrun.checkpoint.staging import digests, snapshot
+from ftrun.checkpoint.staging.bulk import Bulk
 from ftrun.checkpoint.staging.fence import Fence
 from ftrun.checkpoint.staging.snapshot import Snapshot
 from ftrun.checkpoint.staging.trust import Owned, Trust
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ftrun.checkpoint.memory.slot_memory import SlotMemory
     from ftrun.checkpoint.plan.planner import Plan
+    from ftrun.checkpoint.state import Alike
 
 
 class Finish(Protocol):
@@ -55,6 +57,8 @@ class Stager:
         self._pending: Snapshot | None = None
         self._lock = threading.Lock()
         self._turn = 0
+        self._bulk: Bulk | None = None
+        self._known: tuple[object, ...] = ()
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def watch(self, optimizers: Collection[torch.optim.Optimizer]) -> None:
@@ -67,7 +71,14 @@ class Stager:
         """Have something done by the helper, after what it has to do."""
         self._helper.submit(job)
 
-    def stage(self, plan: Plan, memory: SlotMemory | None, tensors: Mapping[str, torch.Tensor], finish: Finish) -> None:
+    def stage(
+        self,
+        plan: Plan,
+        memory: SlotMemory | None,
+        tensors: Mapping[str, torch.Tensor],
+        finish: Finish,
+        alike: Alike | None = None,
+    ) -> None:
         """Take a snapshot. Returns when all is copied that anything but the tracked optimizers' steps may change.
 
         The one before is settled. Training thread only.
@@ -77,18 +88,41 @@ class Stager:
             memory: of ``plan.size`` bytes; None for none.
             tensors: the state's tensors by name.
             finish: hears when all is copied.
+            alike: how they lie, where that is known.
         """
         self.held = 0.0
         self._turn += 1
         orders = snapshot.Orders()
         if memory is not None:
             ctypes.memmove(memory.address, plan.header, len(plan.header))
-            owned = Owned(self._optimizers) if self._optimizers and self._overlap else None
-            orders = snapshot.order(plan, memory, tensors, self._trust, owned, self._turn)
+            again = self._again(plan, memory, alike) if alike is not None else None
+            orders = again or self._anew(plan, memory, tensors)
         found: dict[str, str] = {}
         made = Snapshot(orders, digests.tasks(plan.verify, found), self._stream)
         made.start(lambda: self._helper.submit(lambda: self._end(made, found, finish)))
         self._pending = made
+
+    def _anew(self, plan: Plan, memory: SlotMemory, tensors: Mapping[str, torch.Tensor]) -> snapshot.Orders:
+        owned = Owned(self._optimizers) if self._optimizers and self._overlap else None
+        return snapshot.order(plan, memory, tensors, self._trust, owned, self._turn)
+
+    def _again(self, plan: Plan, memory: SlotMemory, alike: Alike) -> snapshot.Orders | None:
+        """The orders from what is known of the save before; None where that is too little."""
+        known = (plan.draft, alike.token, self._trust.generation)
+        if self._known != known:
+            self._bulk, self._known = Bulk(plan, plan.tensors, self._trust), known
+        assert self._bulk is not None, "made above"
+        optimizers = self._optimizers if self._overlap else []
+        bulk = self._bulk.order(alike, optimizers, memory.address, self._turn)
+        if bulk is None:
+            return None
+        rest = plan.some(self._bulk.rest)
+        owned = Owned(optimizers) if optimizers and rest else None
+        orders = snapshot.order(plan, memory, plan.tensors, self._trust, owned, self._turn, rest)
+        try:
+            return snapshot.add(orders, bulk, alike.given)
+        except RuntimeError:  # made in inference mode
+            return None
 
     def _end(self, made: Snapshot, found: Mapping[str, str], finish: Finish) -> None:
         torn: Collection[str] = ()

@@ -5,8 +5,9 @@ And in the first saves the tensor was copied at once, and was the same still whe
 nothing else in the loop writes to it, which no rule could tell beforehand (averages, clamps, steps of one's own).
 
 From then on torch's counters tell of every write that goes through torch. One past them (``x.data``, a NumPy view, a
-kernel of one's own) that never came in a trial is seen at once where it changes the first KiB or a probe of the tensor
-(a write to all of it does), else in one of :data:`~ftrun.checkpoint.staging.moves.PROBES` saves.
+kernel of one's own) that never came in a trial is seen at once where it changes a probe of the tensor or, of a smaller
+one, one of a few words (a write to all of it does), else in one of
+:data:`~ftrun.checkpoint.staging.moves.PROBES` saves.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ TRIALS = 2
 
 
 class Trust:
-    """What was seen of each tensor, by its name. Nothing of it is kept beyond the attempt."""
+    """What was seen of each tensor, by its name. Nothing of it is kept beyond the attempt.
+
+    Attributes:
+        generation: another one whenever something new was seen.
+    """
 
     def __init__(self) -> None:
         self._stayed: dict[str, int] = {}
         self._changed: set[str] = set()
+        self.generation = 0
 
     def level(self, name: str) -> int:
         """In how many trials it stayed the same; below 0 where it is not worth another one."""
@@ -35,6 +41,7 @@ class Trust:
 
     def saw(self, names: Iterable[str], changed: Collection[str]) -> None:
         """Note the end of a trial: which tensors took part, and which of them were not the same any more."""
+        self.generation += 1
         for name in names:
             self._stayed[name] = self._stayed.get(name, 0) + 1
         self.distrust(changed)
@@ -42,6 +49,7 @@ class Trust:
     def distrust(self, names: Iterable[str]) -> None:
         """Copy these before a save returns from now on."""
         for name in names:
+            self.generation += 1
             self._changed.add(name)
             self._stayed.pop(name, None)
 
@@ -94,6 +102,16 @@ class Versions:
         self._tensors += tensors
         self._versions += versions
         return True
+
+    def watch_all(self, names: list[str], tensors: list[torch.Tensor]) -> None:
+        """Watch tensors, each under its name.
+
+        Raises:
+            RuntimeError: one of them has no counter.
+        """
+        self._versions += [each._version for each in tensors]
+        self._names += names
+        self._tensors += tensors
 
     def changed(self) -> set[str]:
         """Names of those that were written to."""

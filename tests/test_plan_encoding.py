@@ -1,0 +1,226 @@
+"""A state that is taken apart again and again comes out as if it had never been seen before, whatever has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from session_kit import alike
+
+from ftrun.checkpoint import state
+from ftrun.checkpoint.plan.encoding import Encoding
+from ftrun.checkpoint.staging.bulk import Words
+from ftrun.errors import NotStorable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def fresh() -> dict[str, Any]:
+    model = {f"layer{number}.weight": torch.nn.Parameter(torch.randn(4, 6)) for number in range(10)}
+    slots = {
+        name: {"step": torch.tensor(3.0), "exp_avg": torch.randn(4, 6), "exp_avg_sq": torch.randn(4, 6)}
+        for name in model
+    }
+    groups = [{"lr": 0.1, "params": list(model)}]
+    return {
+        "tracked": {"model": model, "optimizer": {"state": slots, "param_groups": groups}},
+        "random": {"numpy": np.arange(8, dtype=np.int32), "python": (3, tuple(range(20)))},
+        "extra": {"loss": torch.tensor(0.5)},
+    }
+
+
+def model(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = value["tracked"]["model"]
+    return found
+
+
+def slots(value: Any) -> dict[str, Any]:
+    found: dict[str, Any] = value["tracked"]["optimizer"]["state"]
+    return found
+
+
+def data(value: Any, new: torch.Tensor) -> None:
+    model(value)["layer3.weight"].data = new
+
+
+def swap(value: Any) -> None:
+    model(value)["layer3.weight"] = torch.nn.Parameter(model(value)["layer3.weight"].detach().clone())
+
+
+def resize(value: Any) -> None:
+    slots(value)["layer2.weight"]["exp_avg"].resize_(8, 6)
+
+
+def reorder(value: Any) -> None:
+    model(value)["layer0.weight"] = model(value).pop("layer0.weight")
+
+
+def inner_order(value: Any) -> None:
+    inner = slots(value)["layer4.weight"]
+    inner["step"] = inner.pop("step")
+
+
+def rename(value: Any) -> None:
+    slots(value)["other"] = slots(value).pop("layer9.weight")
+
+
+def tie(value: Any) -> None:
+    model(value)["layer1.weight"] = model(value)["layer0.weight"]
+
+
+def overlap(value: Any) -> None:
+    flat = torch.zeros(48)
+    model(value)["layer5.weight"].data = flat.view(8, 6)[:4]
+    model(value)["layer6.weight"].data = flat.view(8, 6)[2:6]
+
+
+def lie_within_another(value: Any) -> None:
+    value["extra"]["loss"] = model(value)["layer7.weight"].detach()[0]
+
+
+def number_for_tensor(value: Any) -> None:
+    slots(value)["layer8.weight"]["step"] = 4
+
+
+def all_steps_are_numbers(value: Any) -> None:
+    for each in slots(value).values():
+        each["step"] = 4
+
+
+def nested_for_number(value: Any) -> None:
+    slots(value)["layer8.weight"] = {"step": {"x": torch.ones(1), "y": torch.ones(1), "z": torch.ones(1)}}
+
+
+def lr(value: Any) -> None:
+    value["tracked"]["optimizer"]["param_groups"][0]["lr"] = 0.05
+
+
+def group(value: Any) -> None:
+    params = value["tracked"]["optimizer"]["param_groups"][0]["params"]
+    value["tracked"]["optimizer"]["param_groups"].append({"lr": 0.2, "params": [params.pop()]})
+
+
+def array_type(value: Any) -> None:
+    value["random"]["numpy"] = value["random"]["numpy"].view(np.float32)
+
+
+def array_moves(value: Any) -> None:
+    value["random"]["numpy"] = value["random"]["numpy"].copy() + 1
+
+
+def dtypes(value: Any) -> None:
+    slots(value)["layer0.weight"]["exp_avg"] = slots(value)["layer0.weight"]["exp_avg"].view(torch.int32)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "nothing": lambda value: None,
+    "values": lambda value: model(value)["layer3.weight"].data.add_(1),
+    "another storage": lambda value: data(value, torch.randn(4, 6)),
+    "other strides": lambda value: data(value, model(value)["layer3.weight"].detach().view(6, 4).t()),
+    "another shape": lambda value: data(value, model(value)["layer3.weight"].detach().view(6, 4)),
+    "a copy in its place": swap,
+    "resized": resize,
+    "other dtype of the same memory": dtypes,
+    "another order of keys": reorder,
+    "another order of inner keys": inner_order,
+    "another name": rename,
+    "tied": tie,
+    "overlapping": overlap,
+    "a value in another's memory": lie_within_another,
+    "a number for a tensor": number_for_tensor,
+    "numbers for tensors": all_steps_are_numbers,
+    "a dict for a tensor": nested_for_number,
+    "one tensor less": lambda value: model(value).pop("layer9.weight"),
+    "one state less": lambda value: slots(value).pop("layer9.weight"),
+    "none left": lambda value: slots(value).clear(),
+    "another number": lr,
+    "another group": group,
+    "an array of another type": array_type,
+    "an array elsewhere": array_moves,
+    "frozen": lambda value: model(value)["layer3.weight"].requires_grad_(False),
+}
+
+
+def same(encoding: Encoding, value: Any) -> None:
+    found, wanted = encoding.encode(value), state.encode(value)
+    assert alike(found.tree, wanted.tree)
+    assert list(found.tensors) == list(wanted.tensors)
+    for name, tensor in wanted.tensors.items():
+        mine = found.tensors[name]
+        assert type(mine) is torch.Tensor
+        assert not mine.requires_grad
+        assert (mine.dtype, mine.shape, mine.stride(), mine.data_ptr()) == (
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+            tensor.data_ptr(),
+        )
+    assert found.alike is not None
+    assert found.alike.addresses.tolist() == [each.data_ptr() for each in wanted.tensors.values()]
+    assert [each.data_ptr() for each in found.alike.given] == found.alike.addresses.tolist()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes(change: str, tied: bool) -> None:
+    value, encoding = fresh(), Encoding()
+    if tied:
+        model(value)["head"] = model(value)["layer0.weight"]
+        model(value)["view"] = model(value)["layer0.weight"].detach().t()
+    same(encoding, value)
+    same(encoding, value)
+    CHANGES[change](value)
+    same(encoding, value)
+    same(encoding, value)
+
+
+def test_the_token_says_that_nothing_has_changed() -> None:
+    value, encoding = fresh(), Encoding()
+
+    def token() -> object:
+        found = encoding.encode(value).alike
+        assert found is not None
+        return found.token
+
+    first = token()
+    lr(value)
+    array_moves(value)
+    assert token() is first
+    data(value, torch.randn(4, 6).t().contiguous().t())
+    assert token() is not first
+
+
+def test_what_can_not_be_stored_is_refused_by_its_path_the_second_time_too() -> None:
+    value, encoding = fresh(), Encoding()
+    encoding.encode(value)
+    value["tracked"]["optimizer"]["param_groups"][0]["lr"] = object()
+    with pytest.raises(NotStorable, match="lr"):
+        encoding.encode(value)
+    value["tracked"]["optimizer"]["param_groups"][0]["lr"] = 0.1
+    slots(value)["layer0.weight"]["exp_avg"] = torch.ones(3).to_sparse()
+    with pytest.raises(NotStorable, match="sparse"):
+        encoding.encode(value)
+
+
+def test_names_that_are_not_apart() -> None:
+    value = {"a/b": {str(number): torch.ones(2) for number in range(9)}, "a": {"b": {"0": torch.zeros(2)}}}
+    encoding = Encoding()
+    for _ in range(3):
+        same(encoding, value)
+
+
+@pytest.mark.parametrize("at", [0, -1, slice(None)])
+def test_words_tell_of_a_write_past_torch(at: Any) -> None:
+    whole = [torch.zeros(5000, dtype=torch.uint8) for _ in range(3)]
+    parts = [each[3:] for each in whole]  # which begins and ends within a word
+    starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
+    words = Words(["a", "b", "c"], starts, np.array([each.nbytes for each in parts], dtype=np.uint64))
+    assert words.changed() == set()
+    parts[1][5:].numpy()[at] = 1  # the first whole word in it, and the last
+    assert words.changed() == {"b"}
+    parts[2].numpy()[:] = 1
+    whole[0][:3] = 7  # outside
+    assert words.changed() == {"b", "c"}
