@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
 from staging_kit import memory_for, plan_of, raw, stored
 
 from ftrun.checkpoint import state
+from ftrun.checkpoint.plan.encoding import Encoding
+from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.staging.stager import Stager
 from ftrun.checkpoint.staging.trust import TRIALS
 
@@ -40,8 +42,12 @@ class Taken:
 class Loop:
     """A training loop that saves, and whose helper waits until it is told to go on."""
 
+    as_a_session: ClassVar[bool] = False
+    """State is taken apart and planned as a Session does it, with what it remembers from save to save."""
+
     def __init__(self, directory: Path, overlap: bool = True, **objects: Any) -> None:
         self.objects = objects
+        self._encoding, self._planner = Encoding(), Planner(0, 1, None)
         self.stager = Stager(overlap=overlap)
         optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
         self.stager.watch(optimizers)
@@ -64,8 +70,7 @@ class Loop:
             self._hold()
         path = self._paths[self._saves % 2]
         self._saves += 1
-        encoded = state.encode({name: each.state_dict() for name, each in self.objects.items()})
-        plan = plan_of(encoded.tensors)
+        encoded, plan = self._planned({name: each.state_dict() for name, each in self.objects.items()})
         memory = memory_for(path, plan)
         taken = Taken({name: raw(each) for name, each in encoded.tensors.items()})
 
@@ -74,8 +79,15 @@ class Loop:
             taken.torn, taken.error = set(torn), error
             memory.close()
 
-        self.stager.stage(plan, memory, encoded.tensors, finish)
+        self.stager.stage(plan, memory, encoded.tensors, finish, encoded.alike)
         return taken
+
+    def _planned(self, value: dict[str, Any]) -> tuple[state.Encoded, Any]:
+        if not self.as_a_session:
+            encoded = state.encode(value)
+            return encoded, plan_of(encoded.tensors)
+        encoded = self._encoding.encode(value)
+        return encoded, self._planner.plan(encoded, self.objects, self._saves)
 
     def trials(self, step: Callable[[], None]) -> None:
         """The saves of an attempt in which nothing overlaps yet."""
@@ -101,6 +113,11 @@ class Loop:
         self.settle()
         assert taken.is_whole()
         return late
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["by hand", "as a session"])
+def _planning(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loop, "as_a_session", request.param)
 
 
 class Net(torch.nn.Module):
