@@ -74,6 +74,8 @@ def test_an_agent_killed_again_and_again_leaves_nothing_and_the_run_goes_on(runn
     for kill in range(1, KILLS + 1):
         started = runner.start(*command)
         eventually(lambda kill=kill: _launches(runner) == kill and _stepped(runner), 60, f"steps before kill {kill}")
+        if kill == 1:
+            eventually(lambda: _committed(runner), 60, "something to go on from")
         time.sleep(chance.uniform(0.0, 1.0))  # a random moment is the point
         pid = started.process.pid
         family = psutil.Process(pid).children(recursive=True)
@@ -98,6 +100,10 @@ def _lives(process: psutil.Process) -> bool:
 
 def _launches(runner: Runner) -> int:
     return sum(isinstance(each.event, events.RunStarted) for each in runner.events("hunted"))
+
+
+def _committed(runner: Runner) -> bool:
+    return any(isinstance(each.event, events.Committed) for each in runner.events("hunted"))
 
 
 def _stepped(runner: Runner) -> bool:

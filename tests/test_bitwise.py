@@ -129,7 +129,7 @@ def test_ten_kills_leave_no_trace_in_losses_or_weights(
 def test_as_many_restarts_as_kills_in_a_row(runner: Runner) -> None:
     kills = int(os.environ.get("FTRUN_TEST_KILLS", "6"))
     job = runner.start("--nproc", "2", "--name", "often", SCRIPTS / "often.py", env={"OFTEN": str(kills)})
-    result = job.wait(30 + 10 * kills)
+    result = job.wait(60 + 20 * kills)
     assert result.code == 0, result
     falls = [record.event for record in runner.events("often") if isinstance(record.event, events.Failed)]
     assert len(falls) == kills

@@ -20,7 +20,7 @@ def main(ft: ftrun.Session) -> None:
     ft.track(model=model, optimizer=optimizer)
     committed: list[int] = []
     ftrun.on("commit")(lambda checkpoint: committed.append(checkpoint.step))
-    for step in ft.steps(total=2 * KILLS + 10):
+    for step in ft.steps(total=6 * KILLS + 10):
         victim = step % 2 == ft.rank
         if committed and victim and int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < KILLS:
             os.kill(os.getpid(), signal.SIGKILL)
