@@ -139,3 +139,11 @@ def test_two_nodes_of_one_machine_have_memory_of_their_own(runner: Runner) -> No
     assert one.path != two.path
     assert one.path.is_relative_to(SHARED_MEMORY)
     assert str(os.getuid()) in one.path.parts[-2]
+
+
+def test_workers_that_end_before_there_is_a_keeper_leave_nothing_in_shared_memory(runner: Runner) -> None:
+    script = runner.cwd / "brief.py"
+    script.write_text("import ftrun\n\nwith ftrun.Session.open() as ft:\n    raise SystemExit(3)\n")
+    result = runner.run("--nproc", "1", "--name", "brief", script)
+    assert result.code == 3, result
+    assert not tier_of(runner, "brief").path.exists()

@@ -183,5 +183,10 @@ class Keeping:
     def finish(self, seconds: float) -> bool:
         """Have what is sealed drained and committed, and end the keeper; whether all of it is committed."""
         if not self._wanted:
-            return True
+            if not self.tier.path.is_dir():
+                return True
+            # Workers that ended before anybody saw that they had something to keep.
+            if not self.tier.sealed():
+                self.tier.remove()
+                return True
         return self._keeper.finish(seconds)
