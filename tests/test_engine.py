@@ -14,6 +14,7 @@ from conftest import Runner, eventually
 from ftrun import events
 from ftrun.checkpoint import reader
 from ftrun.checkpoint.layout import Root
+from ftrun.checkpoint.loading.sealed import newest_sealed
 from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def test_nothing_is_left_in_shared_memory_when_the_launcher_is_killed(runner: Ru
     script = SCRIPTS / "sealed.py"
     started = runner.start("--nproc", "2", "--name", "orphan", script, "--total", "500", "--pause", "0.05")
     tier = tier_of(runner, "orphan")
-    eventually(tier.sealed, 60, "a snapshot is sealed")
+    eventually(lambda: newest_sealed(tier, "orphan", 0), 60, "both ranks have sealed a snapshot")
     started.process.kill()
     eventually(lambda: not keepers(tier) and not tier.path.exists(), 60, "the keeper has finished and left")
     newest = reader.attempts(Root.open(runner.run_dir("orphan").checkpoints))[0]

@@ -400,6 +400,8 @@ if name != "none":
 train(range(int(first), int(last)))
 print(json.dumps({"begun": begun, "ended": digest(), "size": size}))
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # torch may abort when an interpreter ends with its threads
 """
 
 

@@ -459,7 +459,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_state(runner: Runner) -> None:
         timeout=90,
     )
     assert started.returncode == 0, started.stderr
-    assert "tried again" in started.stderr
+    assert "checkpoints wait for" in started.stderr
     assert of(runner, "full", events.Committed)[-1].event.step == 12
 
 

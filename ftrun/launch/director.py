@@ -298,12 +298,6 @@ class Director:
         """``finished``, or ``left`` when a Session's workers ended well before their loop did."""
         return "finished" if history.load(self._plan.run_dir).loop_ended else "left"
 
-    def is_complete(self) -> bool:
-        """Whether a Session's loop has reached its total and committed that: what comes then ends nothing early."""
-        past = history.load(self._plan.run_dir)
-        reached = past.total is not None and past.loop_ended and past.step >= past.total
-        return reached and self.commit_step() == past.total
-
     def commit_step(self) -> int | None:
         """Step of the commit that the next start would resume from, or None."""
         newest = self._newest_commit()

@@ -137,8 +137,6 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     codes = agent.exit_codes()
     if codes and not any(codes) and None not in codes and (director.sessions_lead() or not agent.interrupted):
         return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
-    if director.is_complete():
-        return "finished", ExitCode.OK
     step = director.commit_step()
     if step is None:
         before = ", before there was a checkpoint" if director.sessions_lead() else ""
