@@ -98,6 +98,9 @@ class WorkerContract:
         when_busy: what a save does that finds both slots full: ``skip``, ``wait`` or ``replace``.
         failures: how often this run has failed so far, code errors apart, in ``uptime`` seconds.
         uptime: seconds that the run's attempts have lasted so far.
+        cache: directory of the node's cache of data files; empty for the default one.
+        cache_limit: bytes that it may take; None for no limit but free space.
+        cache_reserve: free space that it leaves on its disk: ``10%``, or a number of bytes.
     """
 
     run_dir: str
@@ -125,6 +128,9 @@ class WorkerContract:
     when_busy: str = "skip"
     failures: int = 0
     uptime: float = 0.0
+    cache: str = ""
+    cache_limit: int | None = None
+    cache_reserve: str = "10%"
 
     VARIABLE = "FTRUN_WORKER"
 

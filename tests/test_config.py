@@ -300,11 +300,11 @@ def test_a_job_is_frozen():
             "nnodes: 2\n",
             (
                 "1:1: unknown key 'nnodes'; the keys here are name, script, module, args, launch, "
-                "checkpoint, restart, watch, standby, signals, logs, exit_codes, "
+                "checkpoint, restart, watch, standby, data, signals, logs, exit_codes, "
                 "env, callbacks, faults (options of torchrun go under 'launch')"
             ),
         ),
-        ("data: 3\n", "1:1: unknown key 'data'; the keys here are name, script"),
+        ("weights: 3\n", "1:1: unknown key 'weights'; the keys here are name, script"),
         ("restart: {budgets: {kiled: 3}}\n", "1:21: unknown key 'restart.budgets.kiled'; did you mean 'killed'?"),
         (
             "restart: {budgets: {gpu-out-of-memory: 3}}\n",
@@ -692,6 +692,25 @@ def test_checkpoint_settings_beside_the_interval():
     assert to_json(job)["config"]["checkpoint"]["keep"]["every"] == "10000 steps"
 
 
+def test_the_data_cache():
+    job = load("data: {cache: /nvme, limit: 200GB, reserve_free: 50GB}\n")
+    assert to_json(job)["config"]["data"] == {"cache": "/nvme", "limit": "200GB", "reserve_free": "50GB"}
+    assert load("data: {reserve_free: 5%}\n").config.data.reserve_free == "5%"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (10, "10 has no unit; write 10% or 10GB"),
+        ("101%", "'101%' is not a size or a share of the disk; write for example 10% or 200GB"),
+        (True, "expects a size or a share of the disk such as 10% or 200GB"),
+    ],
+)
+def test_what_is_no_reserve(value, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        units.parse_reserve(value)
+
+
 @pytest.mark.parametrize("size", [1, 999, 1024, 1536, 200_000_000, 3 * 2**40, 5 * 10**12])
 def test_sizes_come_back(size: int):
     assert units.parse_size(units.size_text(size)) == size
@@ -879,6 +898,9 @@ def test_show_is_an_aligned_table():
         "watch.ceiling                      = 30m               (default)",
         "standby.enabled                    = true              (default)",
         "standby.exclude                    = []                (default)",
+        "data.cache                         = null              (default)",
+        "data.limit                         = null              (default)",
+        "data.reserve_free                  = 10%               (default)",
         "signals.grace                      = 30s               (default)",
         "logs.tee                           = all               (default)",
         "exit_codes                         = ftrun             (default)",

@@ -152,6 +152,14 @@ def test_a_root_of_its_own(make: Callable[..., LaunchPlan], tmp_path: Path) -> N
     assert "ftrun[s3]" in refusal(make, "--set checkpoint.root=s3://bucket/x train.py")
 
 
+def test_the_data_cache(make, tmp_path):
+    made = make("--set data.cache=nvme --set data.limit=200GB --set data.reserve_free=50GB train.py").contract
+    assert (made.cache, made.cache_limit, made.cache_reserve) == (str(tmp_path / "nvme"), 200 * 10**9, str(50 * 10**9))
+    assert make("train.py").contract.cache_reserve == "10%"
+    assert "is a URL" in refusal(make, "--set data.cache=s3://bucket/x train.py")
+    assert "is a file" in refusal(make, "--set data.cache=train.py train.py")
+
+
 def test_a_local_tier(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:
     made = make("--name a --set checkpoint.local=nvme train.py").contract.local
     assert Path(made).parent == tmp_path / "nvme"

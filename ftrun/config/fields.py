@@ -21,6 +21,7 @@ from pydantic import (
 
 from ftrun.config.units import (
     DURATION_PATTERN,
+    SHARE_PATTERN,
     SIZE_PATTERN,
     STEPS_PATTERN,
     WINDOW_PATTERN,
@@ -29,6 +30,7 @@ from ftrun.config.units import (
     interval_text,
     parse_duration,
     parse_interval,
+    parse_reserve,
     parse_size,
     parse_steps,
     parse_window,
@@ -187,6 +189,16 @@ Size = Annotated[
     PlainValidator(_size),
     PlainSerializer(size_text),
     WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["200MB", "1.5GiB"]}),
+]
+Reserve = Annotated[
+    str,
+    PlainValidator(parse_reserve),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "string", "pattern": p} for p in (SHARE_PATTERN, SIZE_PATTERN)],
+            "examples": ["10%", "200GB"],
+        }
+    ),
 ]
 Steps = Annotated[
     int,

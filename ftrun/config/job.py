@@ -23,6 +23,7 @@ from ftrun.config.fields import (
     LaunchScalar,
     LaunchValue,
     Module,
+    Reserve,
     Section,
     Size,
     Steps,
@@ -67,6 +68,17 @@ class Checkpoint(Section):
     """Bytes a second that a node writes at most, so that checkpoints leave room on the network."""
     keep: Keep = Field(default_factory=Keep)
     """Which commits stay when newer ones arrive."""
+
+
+class Data(Section):
+    """The node's cache of data files, for what reads them through ftrun.CachedFiles."""
+
+    cache: Text | None = None
+    """Directory on a fast local disk; jobs may share it. Without it, .cache/ftrun/data in the home directory."""
+    limit: Size | None = None
+    """Bytes that the cache may take; without it, whatever reserve_free leaves."""
+    reserve_free: Reserve = "10%"
+    """Free space that the cache leaves on its disk: a share of the disk, or a size."""
 
 
 class Signals(Section):
@@ -121,6 +133,8 @@ class JobConfig(Section):
     """When a run that makes no step counts as hung."""
     standby: Standby = Field(default_factory=Standby)
     """Processes that wait with their imports done, so that a restart is short."""
+    data: Data = Field(default_factory=Data)
+    """The node's cache of data files."""
     signals: Signals = Field(default_factory=Signals)
     """What happens when the run is asked to stop."""
     logs: Logs = Field(default_factory=Logs)

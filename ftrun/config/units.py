@@ -28,6 +28,7 @@ DURATION_PATTERN = "^(?=[0-9])" + " ?".join(f"(?:({_NUMBER}) ?{unit})?" for unit
 STEPS_PATTERN = "^([1-9][0-9]*) steps?$"
 WINDOW_PATTERN = f"^([1-9][0-9]*) in {DURATION_PATTERN[1:]}"
 SIZE_PATTERN = f"^({_NUMBER}) ?([kKMGTP]?B|[KMGTP]iB)$"
+SHARE_PATTERN = "^([0-9]|[1-9][0-9])%$"
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ def parse_size(value: object) -> int:
     number, unit = match.groups()
     base = 1024 if unit.endswith("iB") else 1000
     return int(Fraction(number) * base ** "BKMGTP".index(unit[0].upper()))
+
+
+def parse_reserve(value: object) -> str:
+    """A share of a disk or a size, as it is typed: ``10%`` or ``200GB``."""
+    text = value.strip() if isinstance(value, str) else ""
+    if not re.match(SHARE_PATTERN, text) and not re.match(SIZE_PATTERN, text):
+        raise ValueError(_unlike(value, "a size or a share of the disk", "10% or 200GB", "{0}% or {0}GB"))
+    return text
 
 
 def parse_steps(value: object) -> int:

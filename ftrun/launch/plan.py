@@ -19,6 +19,7 @@ from ftrun.checkpoint import layout, reader
 from ftrun.checkpoint.storage.base import UnreachableError
 from ftrun.config import origins
 from ftrun.config.load import JobFile, load_job, to_json
+from ftrun.config.units import parse_size
 from ftrun.contract import WorkerContract
 from ftrun.errors import CheckpointError, ConfigError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
@@ -313,6 +314,22 @@ def _local(given: str | None, run_dir: RunDir) -> str:
     return str(Path(given).absolute() / f"ftrun-{digest}")
 
 
+def _cache(given: str | None) -> str:
+    """The directory of the node's data cache; empty for the default one."""
+    if given is None:
+        return ""
+    if "://" in given:
+        raise UsageError(f"data.cache {given!r} is a URL. Give a directory on a disk of this machine.")
+    if Path(given).exists() and not Path(given).is_dir():
+        raise UsageError(f"data.cache {given!r} is a file, not a directory. Choose another.")
+    return str(Path(given).absolute())
+
+
+def _reserve(given: str) -> str:
+    """A share of the disk as it is, a size in bytes."""
+    return given if given.endswith("%") else str(parse_size(given))
+
+
 def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> Limits:
     restart = job.config.restart
     asked = launch["max_restarts"]
@@ -350,4 +367,7 @@ def _contract(line: CommandLine, job: JobFile, run_dir: RunDir, run_id: str, roo
         faults=tuple(fault.to_fault() for fault in config.faults),
         callbacks=tuple(config.callbacks),
         agent=os.getpid(),
+        cache=_cache(config.data.cache),
+        cache_limit=config.data.limit,
+        cache_reserve=_reserve(config.data.reserve_free),
     )
