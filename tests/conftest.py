@@ -51,7 +51,11 @@ class Started:
     err: Path
 
     def wait(self, timeout: float = 120.0) -> Result:
-        code = self.process.wait(timeout)
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            print(f"no end after {timeout:g} s\n--- stdout\n{self.out.read_text()}\n--- stderr\n{self.err.read_text()}")
+            raise
         result = Result(code, self.out.read_text(), self.err.read_text())
         print(result)  # pytest shortens what it shows of an assertion, but not what was printed
         return result

@@ -110,7 +110,7 @@ def write(path: Path, text: str) -> Path:
 @pytest.mark.slow
 def test_what_is_staged_is_committed_although_a_rank_is_stuck(runner: Runner) -> None:
     script = write(runner.cwd / "stuck.py", STUCK)
-    slowly = ("--set", "checkpoint.drain_limit=300kB", "--set", "signals.grace=30s")  # a megabyte or two to write
+    slowly = ("--set", "checkpoint.drain_limit=300kB", "--set", "signals.grace=15s")  # a megabyte or two to write
     started = runner.start("--nproc", "2", "--name", "stuck", *slowly, script)
     eventually((runner.cwd / "stuck").exists, 60, "rank 1 to be stuck")
     started.process.send_signal(signal.SIGTERM)

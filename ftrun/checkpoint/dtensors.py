@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.plan.sharding import Start
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 @dataclass(frozen=True)
 class Holding:
     """What one rank holds of a tensor that is spread over ranks.
@@ -44,13 +47,41 @@ def is_dtensor(tensor: object) -> bool:
 
 def storable_classes() -> frozenset[type]:
     """The classes of tensors that can be stored; DTensor among them where it has been imported."""
+    return _PLAIN | _spread_classes()
+
+
+def _spread_classes() -> frozenset[type]:
+    """DTensor where it has been imported."""
     spread = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return frozenset({torch.Tensor, torch.nn.Parameter} | ({spread} if isinstance(spread, type) else set()))
+    return frozenset({spread} if isinstance(spread, type) else ())
 
 
 def all_plain(tensors: Iterable[torch.Tensor]) -> bool:
     """Whether none of some tensors is a DTensor or of another class of its own. Fast, for it runs at every save."""
-    return set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
+    return _PLAIN.issuperset(map(type, tensors))
+
+
+def parts_of(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
+    """What lies on this rank of some tensors: of DTensors their local parts, others as they are.
+
+    None where a tensor is of another class, or a collective for a part is still under way. Fast, as :func:`all_plain`.
+    """
+    spread = _spread_classes()
+    classes = set(map(type, tensors))
+    if classes <= _PLAIN:
+        return tensors
+    if not classes <= _PLAIN | spread:
+        return None
+    parts = [each._local_tensor if type(each) in spread else each for each in tensors]
+    return parts if all_plain(parts) else None
+
+
+def specs_of(tensors: Sequence[Any]) -> list[Any] | None:
+    """How DTensors among some tensors are spread, None for the others; None for all where there are none."""
+    spread = _spread_classes()
+    if spread.isdisjoint(map(type, tensors)):
+        return None
+    return [each._spec if type(each) in spread else None for each in tensors]
 
 
 def local(tensor: Any) -> torch.Tensor:

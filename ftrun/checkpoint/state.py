@@ -42,7 +42,7 @@ class Encoded:
     Attributes:
         tree: JSON-able; the order of keys in its objects carries meaning.
         tensors: the tensors themselves by name, not copies: plain ones without gradient, and DTensors.
-        alike: see :class:`Alike`; None where some tensor is a DTensor.
+        alike: see :class:`Alike`; None where that isn't known.
     """
 
     tree: Any
@@ -55,9 +55,10 @@ class Alike:
     """By which it is known that a state's tensors are laid out as those of the save before, wherever they lie now.
 
     Attributes:
-        token: the same object as long as names, order, dtypes, shapes, strides and devices are the same.
+        token: the same object as long as names, order, dtypes, shapes, strides and devices are the same, and how
+            DTensors are spread.
         given: the objects in the state, with gradient and all, in the order of the tensors.
-        addresses: of their memory.
+        addresses: of their memory, for DTensors of their local parts.
     """
 
     token: object

@@ -8,14 +8,14 @@ address are the same, whatever object it is. Few may lie elsewhere: values that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ftrun.checkpoint import state
-from ftrun.checkpoint.dtensors import all_plain
+from ftrun.checkpoint.dtensors import is_dtensor, parts_of, specs_of
 from ftrun.checkpoint.refusals import Refused
 from ftrun.checkpoint.state import Alike, Encoded, Walk
 
@@ -31,16 +31,18 @@ class _Layout:
     """How the tensors of a state lie.
 
     Attributes:
-        kinds: dtypes, shapes and strides.
+        kinds: dtypes, shapes and strides, and how they are spread over ranks.
         starts: addresses.
         ends: addresses behind them.
         devices: where each is.
+        empty: which of those without elements are one object; nothing else tells them apart.
     """
 
     kinds: tuple[Any, ...]
     starts: Any
     ends: Any
     devices: list[torch.device]
+    empty: list[int]
 
 
 class Encoding:
@@ -62,10 +64,10 @@ class Encoding:
         self._walk = None
         walk = Walk()
         encoded = state.taken_apart(value, walk)
-        if not all_plain(walk.given):
+        parts = parts_of(walk.given)
+        if parts is None:
             return encoded
-        held = walk.held()
-        self._walk = before = _Before(walk, _layout(held), encoded.tensors)
+        self._walk = before = _Before(walk, _layout(walk.given, parts), encoded.tensors)
         return Encoded(encoded.tree, encoded.tensors, before.alike(walk.given, before.layout.starts))
 
     def _again(self, value: object) -> Encoded | None:
@@ -76,10 +78,11 @@ class Encoding:
             tree = walk.encode(value, "")
         except Refused:
             return None  # the walk anew says it, or says more
-        if walk.names != before.names or not all_plain(walk.given) or not walk.finished(before.bases):
+        parts = parts_of(walk.given)
+        if parts is None or walk.names != before.names or not walk.finished(before.bases):
             return None
         try:
-            starts = before.starts_of(walk.given)
+            starts = before.starts_of(walk.given, parts)
         except RuntimeError:  # of what has no memory, or no strides
             return None
         if starts is None:
@@ -97,7 +100,8 @@ class _Plain(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor = self._given[self._numbers[name]]
-        return tensor if type(tensor) is torch.Tensor and not tensor.requires_grad else tensor.detach()
+        as_it_is = (type(tensor) is torch.Tensor and not tensor.requires_grad) or is_dtensor(tensor)
+        return tensor if as_it_is else tensor.detach()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)
@@ -128,19 +132,24 @@ class _Before:
         """What tells others that nothing has changed since the walk."""
         return Alike(self._token, self._stored(given), starts if self._all else starts[self._places])
 
-    def starts_of(self, held: Sequence[torch.Tensor]) -> Any | None:
+    def starts_of(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any | None:
         """Addresses of the tensors now; None where they lie differently.
+
+        Args:
+            given: the tensors.
+            parts: what lies on this rank of each.
 
         Raises:
             RuntimeError: one of them has no address.
         """
         layout = self.layout
-        if layout.kinds != _kinds(held):
+        if layout.kinds != _kinds(given, parts):
             return None
-        starts = np.array([each.data_ptr() for each in held], dtype=np.uint64)
+        starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
         moved = np.flatnonzero(starts != layout.starts)
-        fits = len(moved) <= _MOVED and _empties(layout) < 2 and True not in set(map(torch.Tensor.is_neg, held))
-        return starts if fits and self._are_free(moved, starts, held) else None
+        if len(moved) > _MOVED or True in set(map(torch.Tensor.is_neg, parts)) or _empty(given, layout) != layout.empty:
+            return None
+        return starts if self._are_free(moved, starts, parts) else None
 
     def _are_free(self, moved: Any, starts: Any, held: Sequence[torch.Tensor]) -> bool:
         """Whether tensors that lie elsewhere now share memory with no other one, neither then nor now."""
@@ -154,17 +163,23 @@ class _Before:
         return True
 
 
-def _kinds(held: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    dtypes = [each.dtype for each in held]
-    conj = [each.is_conj() for each in held] if not _REAL.issuperset(dtypes) else None
-    return dtypes, [each.shape for each in held], [each.stride() for each in held], conj
+def _kinds(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    dtypes = [each.dtype for each in parts]
+    conj = [each.is_conj() for each in parts] if not _REAL.issuperset(dtypes) else None
+    return dtypes, [each.shape for each in parts], [each.stride() for each in parts], conj, specs_of(given)
 
 
-def _layout(held: Sequence[torch.Tensor]) -> _Layout:
-    starts = np.array([each.data_ptr() for each in held], dtype=np.uint64)
-    sizes = [_extent(each) for each in held]
-    ends = starts + np.array(sizes, dtype=np.uint64)
-    return _Layout(_kinds(held), starts, ends, [each.device for each in held])
+def _layout(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> _Layout:
+    starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
+    ends = starts + np.array([_extent(each) for each in parts], dtype=np.uint64)
+    layout = _Layout(_kinds(given, parts), starts, ends, [each.device for each in parts], [])
+    return replace(layout, empty=_empty(given, layout))
+
+
+def _empty(given: Sequence[torch.Tensor], layout: _Layout) -> list[int]:
+    """For each tensor without elements the number of the first that is the same object."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(given[each]), each) for each in np.flatnonzero(layout.starts == layout.ends).tolist()]
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -173,11 +188,6 @@ def _extent(tensor: torch.Tensor) -> int:
         return tensor.nbytes
     reach = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (reach + 1) * tensor.dtype.itemsize
-
-
-def _empties(layout: _Layout) -> int:
-    """Number of tensors without elements, which are told apart as objects only."""
-    return int(np.count_nonzero(layout.starts == layout.ends))
 
 
 _REAL = frozenset(

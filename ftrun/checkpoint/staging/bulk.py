@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftrun.checkpoint.staging.moves import LARGE, PROBES, SLICE, SMALL, Block, is_plain
-from ftrun.checkpoint.staging.trust import TRIALS, Owned
+from ftrun.checkpoint.staging.trust import TRIALS, Owned, is_spread, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -98,7 +98,9 @@ class Bulk:
         self.rest = [number for number, each in enumerate(plan.copies) if not _is_bulk(each)]
         self._names = [each.name for each in chosen]
         self._numbers = np.array([numbers[each.name] for each in chosen], dtype=np.int64)
-        shifts = [each.tensor.data_ptr() - plan.tensors[each.name].data_ptr() for each in chosen]
+        whole = [plan.tensors[each.name] for each in chosen]
+        shifts = [each.tensor.data_ptr() - local(of).data_ptr() for each, of in zip(chosen, whole, strict=True)]
+        self._spread = np.array([is_spread(each) for each in whole], dtype=bool)
         self._shifts = np.array(shifts, dtype=np.uint64)
         self._sizes = np.array([each.tensor.nbytes for each in chosen], dtype=np.uint64)
         self._offsets = np.array([each.piece.offset for each in chosen], dtype=np.uint64)
@@ -138,6 +140,9 @@ class Bulk:
         names = [self._names[each] for each in watched.tolist()]
         words = Words([self._names[each] for each in later.tolist()], sources[later], self._sizes[later])
         tensors = [given[each] for each in self._numbers[watched].tolist()]
+        for number in watched[self._spread[watched]].tolist():  # writes to the local part don't count for the whole
+            names.append(self._names[number])
+            tensors.append(local(given[self._numbers[number]]))
         for number in [each for each in watched.tolist() if each in others] if others else ():
             names.append(self._names[number])
             tensors.append(others[number])

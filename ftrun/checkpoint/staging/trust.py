@@ -93,7 +93,7 @@ class Versions:
 
         A DTensor and its local tensor count for themselves, and so may two tensors that share their memory.
         """
-        tensors = (tensor, other) if type(tensor) in _PLAIN else (tensor, local(tensor), other)
+        tensors = (tensor, other) if not is_spread(tensor) else (tensor, local(tensor), other)
         try:
             versions = [each._version for each in tensors]
         except RuntimeError:  # made in inference mode
@@ -122,6 +122,11 @@ class Versions:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a part on this rank, and isn't plain itself."""
+    return type(tensor) not in _PLAIN and hasattr(tensor, "_local_tensor")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
