@@ -85,15 +85,21 @@ class Outcome:
         return [_TORCH_LINE.sub("", line) for line in self.err.splitlines() if _TORCH_LINE.match(line)]
 
 
-def both(case: Case, directory: Path) -> tuple[Outcome, Outcome]:
-    """Run a case under both launchers at the same time, each in a directory of its own."""
-    running = {who: _start(who, case, directory) for who in LAUNCHERS}
+def both(case: Case, directory: Path, *, standbys: bool = True) -> tuple[Outcome, Outcome]:
+    """Run a case under both launchers at the same time, each in a directory of its own.
+
+    Without ``standbys`` ftrun starts Python for each worker, and saves the time of importing torch for scripts that
+    never do.
+    """
+    options = {"theirs": [], "ours": [] if standbys else ["--set", "standby.enabled=false"]}
+    running = {who: _start(who, case, directory, options[who]) for who in LAUNCHERS}
     try:
         if case.signal is not None:
             for who, (process, home, _) in running.items():
                 eventually(lambda home=home: len(_reports(home)) == case.workers, what=f"all workers of {who}")
                 process.send_signal(case.signal)
-        return _finish("theirs", *running["theirs"]), _finish("ours", *running["ours"])
+        given = "{port}" in case.line + "".join(case.env.values())
+        return _finish("theirs", *running["theirs"], given=given), _finish("ours", *running["ours"], given=given)
     finally:
         for process, _, _ in running.values():
             kill_tree(process.pid)
@@ -139,7 +145,7 @@ def _as_launcher(module: str, case: Case, directory: Path, out: Path, err: Path)
     return 0
 
 
-def _start(who: str, case: Case, directory: Path) -> tuple[subprocess.Popen[bytes], Path, int]:
+def _start(who: str, case: Case, directory: Path, options: list[str]) -> tuple[subprocess.Popen[bytes], Path, int]:
     home = directory / who / "it's here"
     home.mkdir(parents=True)
     _furnish(home)
@@ -150,6 +156,7 @@ def _start(who: str, case: Case, directory: Path) -> tuple[subprocess.Popen[byte
         sys.executable,
         "-m",
         LAUNCHERS[who],
+        *options,
         *words,
         *(word.replace("{home}", str(home)) for word in case.target),
     ]
@@ -207,11 +214,12 @@ def _reports(home: Path) -> list[Path]:
     return sorted((home / "seen").glob("[0-9]*.json"))
 
 
-def _finish(who: str, process: subprocess.Popen[bytes], home: Path, port: int) -> Outcome:
+def _finish(who: str, process: subprocess.Popen[bytes], home: Path, port: int, *, given: bool) -> Outcome:
     code = process.wait(120)
 
     def plain(text: str) -> str:
-        text = text.replace(str(home), "<home>").replace(str(home.parent), "<parent>").replace(str(port), "<port>")
+        text = text.replace(str(home), "<home>").replace(str(home.parent), "<parent>")
+        text = text.replace(str(port), "<port>") if given else text  # else a launcher may have found the same one
         return _UUID.sub("<uuid>", text)
 
     seen = {path.stem: json.loads(plain(path.read_text())) for path in _reports(home)}
