@@ -212,15 +212,32 @@ def test_names_that_are_not_apart() -> None:
         same(encoding, value)
 
 
-@pytest.mark.parametrize("at", [0, -1, slice(None)])
-def test_words_tell_of_a_write_past_torch(at: Any) -> None:
+def words_of(parts: list[torch.Tensor], turn: int) -> Words:
+    starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
+    sizes = np.array([each.nbytes for each in parts], dtype=np.uint64)
+    return Words([chr(ord("a") + number) for number in range(len(parts))], starts, sizes, turn)
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_words_tell_of_a_write_to_all_of_a_tensor_past_torch(turn: int) -> None:
     whole = [torch.zeros(5000, dtype=torch.uint8) for _ in range(3)]
     parts = [each[3:] for each in whole]  # which begins and ends within a word
-    starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
-    words = Words(["a", "b", "c"], starts, np.array([each.nbytes for each in parts], dtype=np.uint64))
+    words = words_of(parts, turn)
     assert words.changed() == set()
-    parts[1][5:].numpy()[at] = 1  # the first whole word in it, and the last
+    parts[1].numpy()[:] = 1
     assert words.changed() == {"b"}
-    parts[2].numpy()[:] = 1
+    parts[2].numpy()[2500:] = 1  # and to half of it
     whole[0][:3] = 7  # outside
     assert words.changed() == {"b", "c"}
+
+
+def test_words_come_by_everywhere() -> None:
+    part = torch.zeros(8 * 41, dtype=torch.uint8)[3:-3]
+    seen = set()
+    for turn in range(40):
+        for at in range(0, 312, 8):
+            words = words_of([part], turn)
+            part.numpy()[at + 5] += 1  # one byte of each word
+            if words.changed():
+                seen.add(at)
+    assert seen == set(range(0, 312, 8))

@@ -93,7 +93,7 @@ def open_root(
         run_dir = RunDir(path)
         if run_dir.exists():
             identity = run_dir.identity()
-            text = str(identity.get("checkpoint_root", run_dir.checkpoints))
+            text = run_dir.root(identity)
             storage_options = storage_options or identity.get("storage_options")
     return Root.open(text, storage_options), None
 

@@ -53,6 +53,8 @@ class PendingGradients:
 
     def _pending(self, name: str, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
         marks = self._used.get(name, [])
+        if _all_unchanged([each.grad for each in parameters(optimizer)], marks):
+            return {}
         found = {}
         for index, parameter in enumerate(parameters(optimizer)):
             gradient = parameter.grad
@@ -84,6 +86,17 @@ def _mark(gradient: torch.Tensor | None) -> _Mark:
 def _unchanged(gradient: torch.Tensor, mark: _Mark) -> bool:
     reference, version = mark
     return reference is not None and reference() is gradient and _version(gradient) == version
+
+
+def _all_unchanged(gradients: list[torch.Tensor | None], marks: list[_Mark]) -> bool:
+    """The usual case, told quickly: thousands of gradients, all of them used or none there."""
+    there = [each for each in gradients if each is not None]
+    if not there:
+        return True
+    if len(gradients) != len(marks) or len(there) != len(gradients):
+        return False
+    same = all(mark[0] is not None and mark[0]() is each for mark, each in zip(marks, there, strict=True))
+    return same and [_version(each) for each in there] == [version for _, version in marks]
 
 
 def _version(gradient: torch.Tensor) -> int:

@@ -21,7 +21,8 @@ _SIGNS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 def clean_names(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """The names without the levels that wrappers add, by the names as they are."""
     names = list(names)
-    if not any(sign in name for name in names for sign in _SIGNS):
+    together = "\n".join(names)
+    if not any(sign in together for sign in _SIGNS):
         return dict(zip(names, names, strict=True))
     cleaned = {name: _clean(module, name) for name in names}
     return cleaned if len(set(cleaned.values())) == len(cleaned) else dict(zip(names, names, strict=True))
@@ -29,9 +30,23 @@ def clean_names(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 def parameter_names(module: nn.Module) -> dict[int, str]:
     """Name of each parameter by its identity; the first name of one that has several."""
-    parameters = dict(module.named_parameters())
-    cleaned = clean_names(module, parameters)
-    return {id(parameter): cleaned[name] for name, parameter in parameters.items()}
+    parameters = _parameters(module)
+    names = list(parameters.values())
+    cleaned = clean_names(module, names)
+    return dict(zip(parameters, map(cleaned.__getitem__, names), strict=True))
+
+
+def _parameters(module: nn.Module) -> dict[int, str]:
+    """``named_parameters()`` the other way round. Asked at every save, so its own way is gone where there is none."""
+    if type(module).named_parameters is not torch.nn.Module.named_parameters:
+        return {id(parameter): name for name, parameter in module.named_parameters()}
+    found: dict[int, str] = {}
+    for prefix, part in module.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in found:
+                found[id(parameter)] = start + name
+    return found
 
 
 def _clean(module: nn.Module | None, name: str) -> str:

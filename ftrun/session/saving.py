@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import hashlib
 import time
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from ftrun.errors import CheckpointError, NotStorable
 from ftrun.session.open_saves import OpenSaves, Save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from torch.distributed import Store
 
@@ -135,6 +136,17 @@ class Saver:
         Raises:
             NotStorable: something in the state, or in the data position, can't be stored.
         """
+        with _no_garbage_collection():
+            self._save(step, total, reason, collect, data)
+
+    def _save(
+        self,
+        step: int,
+        total: int | None,
+        reason: str,
+        collect: Callable[[], dict[str, Any]],
+        data: dict[str, Any],
+    ) -> None:
         began = time.monotonic()
         settled = self._stager.settle(_SETTLE_SECONDS)
         self._held = None
@@ -256,6 +268,18 @@ class Saver:
         """Finish the snapshot under way, and let go of the memory. The keeper drains what is sealed without us."""
         if self._stager.close(timeout):
             self._arena.close()
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Thousands of short-lived objects are no reason to look through all the others while training waits."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _position(step: int, total: int | None, data: dict[str, Any]) -> str:

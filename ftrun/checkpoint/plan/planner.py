@@ -99,7 +99,9 @@ class Planner:
 
     def _is_new(self) -> bool:
         """Whether something may be shared now that the ranks haven't compared, or not any more."""
-        return self._met is not self._candidates and self._met != self._candidates
+        if self._met is not self._candidates and self._met == self._candidates:
+            self._met = self._candidates  # to be told so at once the next time
+        return self._met is not self._candidates
 
     def _look(self, encoded: Encoded, objects: Mapping[str, Any]) -> None:
         """Find what may be shared, without looking at its content."""

@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftrun.checkpoint.staging.moves import LARGE, PROBES, SLICE, SMALL, Block, is_plain
-from ftrun.checkpoint.staging.trust import TRIALS, Owned, is_spread, local
+from ftrun.checkpoint.staging.trust import TRIALS, is_spread, local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
     from ftrun.checkpoint.plan.planner import Copy, Plan
-    from ftrun.checkpoint.staging.trust import Trust
+    from ftrun.checkpoint.staging.trust import Owned, Trust
     from ftrun.checkpoint.state import Alike
 
-_WORDS = 8
-"""Words of 8 bytes of each tensor that are looked at twice: a write to all of it changes them."""
+_WORDS = 2
+"""Words of 8 bytes of each tensor that are looked at twice: a write to all of it changes them. Each costs a cache miss
+of its own, which training waits for; so they are few, and others at each save."""
+
+_GOLDEN = 0.6180339887498949
+"""By which they move on, so that they come by everywhere soon."""
 
 _memmove = ctypes.memmove
 _Memory = ctypes.c_uint64 * 2**44
@@ -60,14 +64,15 @@ class Words:
         names: of the tensors.
         starts: their addresses.
         sizes: their sizes, each more than two words.
+        turn: number of the save.
     """
 
-    def __init__(self, names: list[str], starts: Any, sizes: Any) -> None:
+    def __init__(self, names: list[str], starts: Any, sizes: Any, turn: int) -> None:
         self._names = names
         base = int(starts.min()) // 8 * 8 if names else 8
         first = (starts + 7) // 8
         last = (starts + sizes) // 8 - 1
-        steps = np.linspace(0, 1, _WORDS)[None, :]
+        steps = (np.arange(_WORDS)[None, :] / _WORDS + turn * _GOLDEN) % 1.0
         within = np.rint((last - first)[:, None] * steps).astype(np.uint64)
         self._places = (first[:, None] + within - base // 8).astype(np.int64)
         # All memory from there on as an array, of which no other words are read.
@@ -90,10 +95,11 @@ class Bulk:
 
     Attributes:
         rest: numbers of the copies that are not moved this way.
+        places: number of each tensor of the state.
     """
 
     def __init__(self, plan: Plan, names: Iterable[str], trust: Trust) -> None:
-        numbers = {name: number for number, name in enumerate(names)}
+        self.places = numbers = {name: number for number, name in enumerate(names)}
         chosen = [each for each in plan.copies if _is_bulk(each)]
         self.rest = [number for number, each in enumerate(plan.copies) if not _is_bulk(each)]
         self._names = [each.name for each in chosen]
@@ -108,21 +114,19 @@ class Bulk:
         self._on_trial = np.array([0 <= level < TRIALS for level in levels], dtype=bool)
         self._later = np.array([level >= TRIALS for level in levels], dtype=bool)
 
-    def order(
-        self, alike: Alike, optimizers: Collection[torch.optim.Optimizer], address: int, turn: int
-    ) -> Ordered | None:
+    def order(self, alike: Alike, owned: Owned | None, address: int, turn: int) -> Ordered | None:
         """What to do at a save; None where some tensors are on trial.
 
         Args:
             alike: the state's tensors.
-            optimizers: the tracked ones; none where everything is copied at once.
+            owned: memory of the tracked optimizers; None where everything is copied at once.
             address: of the slot.
             turn: number of the save.
         """
         sources = alike.addresses[self._numbers] + self._shifts
         targets = self._offsets + np.uint64(address)
         given = alike.given
-        mine, others = self._mine(given, optimizers)
+        mine, others = self._mine(given, owned)
         if (self._on_trial & mine).any():
             return None
         later = np.flatnonzero(self._later & mine)
@@ -138,7 +142,7 @@ class Bulk:
         ]
         watched = np.concatenate([later, probes])
         names = [self._names[each] for each in watched.tolist()]
-        words = Words([self._names[each] for each in later.tolist()], sources[later], self._sizes[later])
+        words = Words([self._names[each] for each in later.tolist()], sources[later], self._sizes[later], turn)
         tensors = [given[each] for each in self._numbers[watched].tolist()]
         for number in watched[self._spread[watched]].tolist():  # writes to the local part don't count for the whole
             names.append(self._names[number])
@@ -148,17 +152,15 @@ class Bulk:
             tensors.append(others[number])
         return Ordered(moves[0], moves[1], blocks, words, names, tensors)
 
-    def _mine(
-        self, given: Sequence[torch.Tensor], optimizers: Collection[torch.optim.Optimizer]
-    ) -> tuple[Any, dict[int, torch.Tensor]]:
+    def _mine(self, given: Sequence[torch.Tensor], owned: Owned | None) -> tuple[Any, dict[int, torch.Tensor]]:
         """Which tensors are optimizers'; and by number the owners of those that are another view of their memory."""
-        identical = _identities(optimizers)
-        mine = np.array([id(each) in identical for each in given], dtype=bool)[self._numbers]
         others: dict[int, torch.Tensor] = {}
-        unknown = np.flatnonzero((self._on_trial | self._later) & ~mine).tolist() if optimizers else []
-        owned = Owned(optimizers) if unknown else None
-        for number in unknown:
-            owner = owned.owner(given[self._numbers[number]]) if owned is not None else None
+        if owned is None:
+            return np.zeros(len(self._names), dtype=bool), others
+        identical = owned.identities
+        mine = np.array([id(each) in identical for each in given], dtype=bool)[self._numbers]
+        for number in np.flatnonzero((self._on_trial | self._later) & ~mine).tolist():
+            owner = owned.owner(given[self._numbers[number]])
             if owner is not None:
                 mine[number] = True
                 others[number] = owner
@@ -188,19 +190,6 @@ class Ordered:
     ) -> None:
         self.now, self.later, self.probes = now, later, probes
         self.words, self.names, self.tensors = words, names, tensors
-
-
-def _identities(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
-    """Identities of the parameters and states of optimizers, as long as these live."""
-    found: set[int] = set()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            found.update(map(id, group["params"]))
-        states: Iterable[Any] = optimizer.state.values()
-        for state in states:
-            if isinstance(state, dict):
-                found.update(map(id, state.values()))
-    return found
 
 
 def _is_bulk(copy: Copy) -> bool:

@@ -103,8 +103,10 @@ class Stager:
         self._pending = made
 
     def _anew(self, plan: Plan, memory: SlotMemory, tensors: Mapping[str, torch.Tensor]) -> snapshot.Orders:
-        owned = Owned(self._optimizers) if self._optimizers and self._overlap else None
-        return snapshot.order(plan, memory, tensors, self._trust, owned, self._turn)
+        return snapshot.order(plan, memory, tensors, self._trust, self._owned(), self._turn)
+
+    def _owned(self) -> Owned | None:
+        return Owned(self._optimizers) if self._optimizers and self._overlap else None
 
     def _again(self, plan: Plan, memory: SlotMemory, alike: Alike) -> snapshot.Orders | None:
         """The orders from what is known of the save before; None where that is too little."""
@@ -112,13 +114,13 @@ class Stager:
         if self._known != known:
             self._bulk, self._known = Bulk(plan, plan.tensors, self._trust), known
         assert self._bulk is not None, "made above"
-        optimizers = self._optimizers if self._overlap else []
-        bulk = self._bulk.order(alike, optimizers, memory.address, self._turn)
+        owned = self._owned()
+        bulk = self._bulk.order(alike, owned, memory.address, self._turn)
         if bulk is None:
             return None
         rest = plan.some(self._bulk.rest)
-        owned = Owned(optimizers) if optimizers and rest else None
-        orders = snapshot.order(plan, memory, plan.tensors, self._trust, owned, self._turn, rest)
+        tensors = {each.name: alike.given[self._bulk.places[each.name]] for each in rest}
+        orders = snapshot.order(plan, memory, tensors, self._trust, owned, self._turn, rest)
         try:
             return snapshot.add(orders, bulk, alike.given)
         except RuntimeError:  # made in inference mode

@@ -6,12 +6,13 @@ nothing else in the loop writes to it, which no rule could tell beforehand (aver
 
 From then on torch's counters tell of every write that goes through torch. One past them (``x.data``, a NumPy view, a
 kernel of one's own) that never came in a trial is seen at once where it changes a probe of the tensor or, of a smaller
-one, one of a few words (a write to all of it does), else in one of
+one, one of two words, others at each save (a write to all of it does), else in one of
 :data:`~ftrun.checkpoint.staging.moves.PROBES` saves.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,22 +56,41 @@ class Trust:
 
 
 class Owned:
-    """The memory of optimizers at one moment, by address.
+    """The memory of optimizers at one moment. What is looked for is looked up as an object first, then by address.
 
     Args:
         optimizers: the tracked ones.
     """
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self._at: dict[int, tuple[int, torch.Tensor]] = {}
-        for tensor in _tensors(optimizers):
+    def __init__(self, optimizers: Collection[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    @functools.cached_property
+    def identities(self) -> set[int]:
+        """Identities of the parameters and states, as long as these live."""
+        found: set[int] = set()
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                found.update(map(id, group["params"]))
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    found.update(map(id, state.values()))
+        return found
+
+    @functools.cached_property
+    def _at(self) -> dict[int, tuple[int, torch.Tensor]]:
+        at: dict[int, tuple[int, torch.Tensor]] = {}
+        for tensor in _tensors(self._optimizers):
             plain = local(tensor)
             address, size = plain.data_ptr(), plain.nbytes
-            if address and size > self._at.get(address, (0, tensor))[0]:
-                self._at[address] = size, tensor
+            if address and size > at.get(address, (0, tensor))[0]:
+                at[address] = size, tensor
+        return at
 
     def owner(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The parameter or state whose memory a tensor is; None where it is something else, or more than that."""
+        if id(tensor) in self.identities:
+            return tensor
         plain = local(tensor)
         found = self._at.get(plain.data_ptr())
         return found[1] if found is not None and plain.nbytes <= found[0] else None
