@@ -23,7 +23,7 @@ class Limiter:
     @property
     def slice(self) -> int:
         """How many bytes to ask for at a time: few enough to stay in the processor's cache, and for an even flow."""
-        return 2**20 if self._rate is None else max(2**16, min(2**20, self._rate // 8))
+        return 2**20 if self._rate is None else max(2**16, min(2**20, self._rate // 8 // 2**16 * 2**16))
 
     def take(self, count: int) -> None:
         """Wait until so many bytes may go."""

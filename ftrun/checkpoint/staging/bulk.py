@@ -73,7 +73,7 @@ class Words:
         first = (starts + 7) // 8
         last = (starts + sizes) // 8 - 1
         steps = (np.arange(_WORDS)[None, :] / _WORDS + turn * _GOLDEN) % 1.0
-        within = np.rint((last - first)[:, None] * steps).astype(np.uint64)
+        within = ((last - first + 1)[:, None] * steps).astype(np.uint64)
         self._places = (first[:, None] + within - base // 8).astype(np.int64)
         # All memory from there on as an array, of which no other words are read.
         self._memory = np.ctypeslib.as_array(_Memory.from_address(base))

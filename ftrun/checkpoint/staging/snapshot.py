@@ -35,6 +35,10 @@ TIMEOUT = 600.0
 """Seconds that a copy under way may take; a device that hangs is the only thing that could."""
 
 
+_FEW = 4
+"""Tasks that the training thread does as fast by itself; none moves much more than a slice."""
+
+
 @dataclass
 class Orders:
     """What to do with each byte.
@@ -153,12 +157,15 @@ class Snapshot:
         many = orders.bulk
         self._now = Work([*first, *_tasks(orders.now), *(many.now.tasks() if many else ())])
         self._later = Work([*later, *_tasks(orders.later), *(many.later.tasks() if many else ())])
+        self._alone = not first and len(self._now) <= _FEW
         self._verdict: frozenset[str] | None = None
         self._lock = threading.Lock()
 
     def start(self, begun: Callable[[], None]) -> None:
         """Copy what can't wait. ``begun`` is called when a helper may begin with :meth:`help`."""
         self._issue()
+        if self._alone:  # a thread that is woken up for so little only gets in the way
+            self._now.help()
         begun()
         self._now.help(from_end=True)
         self._now.wait(TIMEOUT)

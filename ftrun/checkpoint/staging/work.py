@@ -34,6 +34,10 @@ class Work:
         self._busy = 0
         self._changed = threading.Condition()
 
+    def __len__(self) -> int:
+        """Tasks that nobody has taken yet."""
+        return len(self._tasks)
+
     def help(self, *, from_end: bool = False) -> None:
         """Do tasks until none is left to take. An error is kept, and an interrupt passed on as well."""
         while (task := self._take(from_end=from_end)) is not None:

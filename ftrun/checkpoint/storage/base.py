@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     Source = Callable[[], Iterator[memoryview]]
-    """Gives a file's bytes in order, from the start each time it is called."""
+    """Gives a file's bytes in order, from the start each time it is called. They stay as they are until it ends."""
 
 
 class UnreachableError(CheckpointError):

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun import durable
+from ftrun.checkpoint.storage.writing import Writer
 from ftrun.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
     from pathlib import Path
-    from typing import BinaryIO
 
     from ftrun.checkpoint.storage.base import Source
 
 _MEBI = 2**20
-_WRITE_BEHIND = 8 * _MEBI
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,13 @@ class PosixStorage:
         """Create a large file. A failure leaves nothing of it; trying again is the caller's to decide."""
         path = self.path / key
         durable.make_dirs(path.parent)
-        written = begun = 0
         with durable.creating(path) as file:
+            writer = Writer(file, size)
             for view in source():
-                written += file.write(view)
-                begun = _begin_writing(file, begun, written)
-            if written != size:
-                raise ValueError(f"{path} is to have {size} bytes, and its source gave {written}")
+                writer.write(view)
+            writer.finish()
+            if writer.written != size:
+                raise ValueError(f"{path} is to have {size} bytes, and its source gave {writer.written}")
         kept = self.size(key)
         if kept != size:
             raise CheckpointError(f"{path} has {kept or 'no'} bytes instead of the {size} written: check the storage")
@@ -161,13 +160,3 @@ class OpenFile:
             if count == 0:
                 raise EOFError(f"the file ends {len(view)} bytes too early")
             view, offset = view[count:], offset + count
-
-
-def _begin_writing(file: BinaryIO, begun: int, written: int) -> int:
-    """Have the kernel write what has gathered, so that the disk works while the rest is summed; up to where it does."""
-    if written - begun < _WRITE_BEHIND:
-        return begun
-    file.flush()
-    # The kernel starts to write pages that it is told nobody wants; it can't drop them before they are written.
-    os.posix_fadvise(file.fileno(), begun, written - begun, os.POSIX_FADV_DONTNEED)
-    return written
