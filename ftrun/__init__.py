@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftrun import dcp
     from ftrun.checkpoint.offline import load
+    from ftrun.data.cache.dataset import CachedDataset
+    from ftrun.data.cache.files import CachedFiles
     from ftrun.data.loader import DataLoader
     from ftrun.errors import FtrunError, UsageError
     from ftrun.session.callbacks import on
@@ -26,6 +28,8 @@ __all__ = [
     "on",
     "Checkpoint",
     "DataLoader",
+    "CachedFiles",
+    "CachedDataset",
     "load",
     "dcp",
     "FtrunError",
@@ -39,6 +43,8 @@ _HOMES = {
     "on": "ftrun.session.callbacks",
     "Checkpoint": "ftrun.session.checkpoint",
     "DataLoader": "ftrun.data.loader",
+    "CachedFiles": "ftrun.data.cache.files",
+    "CachedDataset": "ftrun.data.cache.dataset",
     "load": "ftrun.checkpoint.offline",
     "FtrunError": "ftrun.errors",
     "UsageError": "ftrun.errors",

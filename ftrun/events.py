@@ -147,6 +147,21 @@ class IntervalChosen(Event):
 
 
 @dataclass(frozen=True)
+class DataRead(Event):
+    """What the node's data cache and its filler have done for this run so far; written now and then by the launcher."""
+
+    kind: ClassVar[str] = "data_read"
+    hits: int
+    misses: int
+    bytes: int
+    bypasses: int
+    waits: int
+    wait_seconds: float
+    ahead: int
+    errors: int
+
+
+@dataclass(frozen=True)
 class FaultInjected(Event):
     """A scripted fault fires."""
 
@@ -221,6 +236,7 @@ KINDS: dict[str, type[Event]] = {
         SaveFailed,
         SaveSkipped,
         IntervalChosen,
+        DataRead,
         FaultInjected,
         StepsEnded,
         Failed,

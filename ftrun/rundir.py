@@ -27,7 +27,7 @@ from ftrun import durable
 from ftrun.errors import RunDirError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from filelock import BaseFileLock
 
@@ -143,6 +143,15 @@ class RunDir:
             raise RunDirError(f"{self.resolved} is no description of a run. Put it back, or start over with --fresh.")
         return document
 
+    def root(self, identity: Mapping[str, Any]) -> str:
+        """Path or URL of the checkpoint root that the run's identity names.
+
+        One inside the run directory has gone with it to where that is now; in a copy, the old place is another run's.
+        """
+        root = str(identity.get("checkpoint_root", self.checkpoints))
+        inside = root.removeprefix(f"{identity.get('run_dir')}/")
+        return root if inside == root else str(self.path / inside)
+
     def create(self, identity: dict[str, Any]) -> None:
         """Make the directories and write the identity, last, so that a half-made directory is not a run.
 
@@ -181,7 +190,10 @@ class RunDir:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         temporary.symlink_to(f"{number:04d}")
-        temporary.replace(self.attempts / "latest")
+        try:
+            temporary.replace(self.attempts / "latest")
+        except IsADirectoryError:  # a copy of a run directory that was made without links; this one is for people
+            temporary.unlink()
 
     def set_aside(self) -> Path | None:
         """Move an existing directory to a name beside it, and say which; None if there was none."""

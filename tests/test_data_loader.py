@@ -1,116 +1,55 @@
 from __future__ import annotations
 
-import gc
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from data_kit import (
+    GLOBAL_BATCH,
+    SEED,
+    STEPS,
+    Augmented,
+    Batched,
+    N,
+    Row,
+    drawing_collate,
+    endless,
+    failing_collate,
+    indices,
+    make,
+    own,
+    random_states,
+    rows,
+    train,
+    woven,
+)
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
-import ftrun
+from ftrun.data.feistel import Permutation
 from ftrun.data.loader import DataLoader
-from ftrun.data.order import Permutation
 from ftrun.data.position import Position
 from ftrun.data.randomness import preserved, sample_seed, seed_everything
 from ftrun.errors import StateMismatch, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-N, GLOBAL_BATCH, SEED = 53, 12, 17
-STEPS = 4  # in an epoch: 53 // 12
-Row = tuple[float, ...]
-
-
-class Augmented(Dataset[torch.Tensor]):
-    """Each sample is its index and one draw from each of the three generators."""
-
-    def __init__(self, n: int = N) -> None:
-        self.n = n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        draws = [random.random(), np.random.rand(), float(torch.rand((), dtype=torch.float64))]
-        return torch.tensor([index, *draws], dtype=torch.float64)
-
-
-class Batched(Augmented):
-    """Also answers for many samples at once, as datasets with a fast path do."""
-
-    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        return [self[index] for index in indices]
-
-
-class Broken(Augmented):
-    def __init__(self, error: Exception, at: int) -> None:
-        super().__init__()
-        self.error, self.at = error, at
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == self.at:
-            raise self.error
-        return super().__getitem__(index)
-
-
-class WorkerPid(Augmented):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(os.getpid())
-
-
-def make(world: int = 1, rank: int = 0, **arguments: Any) -> DataLoader[torch.Tensor]:
-    arguments = {"global_batch": GLOBAL_BATCH, "shuffle": True, "seed": SEED, **arguments}
-    dataset = arguments.pop("dataset") if "dataset" in arguments else Augmented()
-    return DataLoader(dataset, rank=rank, world_size=world, **arguments)
-
-
-def endless(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
-    while True:
-        yield from loader
-
-
-def rows(batch: torch.Tensor) -> list[Row]:
-    return [tuple(row) for row in batch.tolist()]
-
-
-def train(
-    world: int, workers: int, steps: int, state: dict[str, Any] | None = None, **arguments: Any
-) -> tuple[list[Row], dict[str, Any]]:
-    """What a run of some steps consumes, in the order of the global batches, and the state that it leaves."""
-    loaders = [make(world, rank, num_workers=workers, **arguments) for rank in range(world)]
-    for loader in loaders if state else ():
-        loader.load_state_dict(state or {})
-    streams = [endless(loader) for loader in loaders]
-    seen: list[Row] = []
-    for _ in range(steps):
-        shares = [rows(next(stream)) for stream in streams]
-        seen += [row for together in zip(*shares, strict=True) for row in together]
-    for loader in loaders:
-        loader.commit()
-    states = [json.dumps(loader.state_dict()) for loader in loaders]
-    assert len(set(states)) == 1
-    return seen, json.loads(states[0])
+    from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> list[Row]:
     return train(1, 0, 4 * STEPS)[0]
-
-
-def indices(seen: list[Row]) -> list[int]:
-    return [int(row[0]) for row in seen]
 
 
 def test_the_uninterrupted_run_is_the_permutation(uninterrupted: list[Row]) -> None:
@@ -126,45 +65,12 @@ def test_draws_differ_between_samples_epochs_and_generators(uninterrupted: list[
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
-def test_resumes_anywhere_under_any_world_and_workers(world: int, workers: int, uninterrupted: list[Row]) -> None:
-    dice = random.Random(10 * world + workers)
-    seen, state = train(world, workers, dice.randrange(1, 2 * STEPS))
-    while len(seen) < len(uninterrupted):
-        left = (len(uninterrupted) - len(seen)) // GLOBAL_BATCH
-        more, state = train(dice.choice([1, 2, 3, 4]), 0, min(left, dice.randrange(1, 6)), state)
-        seen += more
-    assert seen == uninterrupted
-    assert state["epoch"] == 4
-    assert state["samples"] == 0
-
-
-@pytest.mark.parametrize("first", [STEPS - 1, STEPS, STEPS + 1])
-def test_resumes_around_the_edge_of_an_epoch_with_workers(first: int, uninterrupted: list[Row]) -> None:
-    seen, state = train(2, 0, first)
-    more, state = train(1, 2, 2, state, prefetch_factor=3)
-    rest, _ = train(3, 0, 2, state)
-    assert seen + more + rest == uninterrupted[: (first + 4) * GLOBAL_BATCH]
-
-
-def test_every_resume_point_of_two_epochs(uninterrupted: list[Row]) -> None:
-    for first in range(1, 2 * STEPS + 1):
-        seen, state = train(1, 0, first)
-        assert seen + train(4, 0, 3, state)[0] == uninterrupted[: (first + 3) * GLOBAL_BATCH]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_persistent_workers_see_the_epoch(workers: int, uninterrupted: list[Row]) -> None:
     loader = make(num_workers=workers)
     assert loader.persistent_workers == bool(workers)
     seen = [row for _ in range(3) for batch in loader for row in rows(batch)]
     assert seen == uninterrupted[: 3 * STEPS * GLOBAL_BATCH]
     assert loader.position == Position(3, 0)
-
-
-def test_spawned_workers(uninterrupted: list[Row]) -> None:
-    loader = make(num_workers=1, multiprocessing_context="spawn", persistent_workers=False)
-    assert rows(next(iter(loader))) == uninterrupted[:GLOBAL_BATCH]
 
 
 def test_a_dataset_that_answers_for_many_samples_at_once(uninterrupted: list[Row]) -> None:
@@ -185,11 +91,6 @@ def test_another_seed_is_another_order_and_other_draws(uninterrupted: list[Row])
     assert set(same_order).isdisjoint(train(1, 0, STEPS, shuffle=False)[0])
 
 
-def drawing_collate(samples: list[torch.Tensor]) -> torch.Tensor:
-    noise = [random.random(), np.random.rand(), float(torch.rand(()))]
-    return torch.stack([*samples, torch.tensor([0.0, *noise], dtype=torch.float64)])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_draws_in_collate_depend_on_the_batch_alone(workers: int) -> None:
     whole = [rows(batch) for batch in make(collate_fn=drawing_collate)]
@@ -197,17 +98,6 @@ def test_draws_in_collate_depend_on_the_batch_alone(workers: int) -> None:
     loader.load_state_dict({**loader.state_dict(), "samples": GLOBAL_BATCH})
     assert [rows(batch) for batch in loader] == whole[1:]
     assert len({batch[-1] for batch in whole}) == STEPS
-
-
-def random_states() -> list[Any]:
-    numpy: Any = np.random.get_state()
-    return [
-        random.getstate(),
-        str(numpy[0]),
-        np.asarray(numpy[1]).tolist(),
-        numpy[2:],
-        torch.get_rng_state().tolist(),
-    ]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -328,17 +218,18 @@ def test_a_state_of_other_data_is_refused(change: dict[str, Any], text: str) -> 
 
 
 def test_a_size_per_rank_keeps_the_first_global_batch(uninterrupted: list[Row]) -> None:
-    seen, state = train(2, 0, 3, global_batch=None, batch_size=6)
+    words: dict[str, Any] = {"global_batch": None, "batch_size": 6, "drop_last": True}
+    seen, state = train(2, 0, 3, **words)
     assert state["global_batch"] == 12
     # Eight ranks of six would want 48 samples of 53 in a step: the stored twelve can't be split over eight.
-    more, _ = train(4, 0, 3, state, global_batch=None, batch_size=6)
+    more, _ = train(4, 0, 3, state, **words)
     assert seen + more == uninterrupted[: 6 * GLOBAL_BATCH]
     with pytest.raises(UsageError, match=r"12 can't be split evenly over 8 ranks: .* 1, 2, 3, 4, 6, 12;"):
-        make(8, global_batch=None, batch_size=6).load_state_dict(state)
+        make(8, **words).load_state_dict(state)
     # Twelve ranks of six would want more than there is, and need not: the stored global batch counts.
-    make(12, global_batch=None, batch_size=6).load_state_dict(state)
+    make(12, **words).load_state_dict(state)
     with pytest.raises(UsageError, match="less than one global batch of 72"):
-        iter(make(12, global_batch=None, batch_size=6))
+        iter(make(12, **words))
 
 
 class Stream(IterableDataset[int]):
@@ -346,27 +237,42 @@ class Stream(IterableDataset[int]):
         return iter(range(9))
 
 
+class PerRank(RandomSampler):
+    num_replicas, rank = 2, 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"dataset": Stream()}, "map-style .* __len__ and __getitem__"),
-        ({"dataset": iter("ab")}, "map-style .* __len__ and __getitem__"),
+        ({"dataset": object()}, "no __len__ and no __getitem__"),
         ({"dataset": Augmented(11)}, "11 samples, less than one global batch of 12.* at most 11"),
         ({"dataset": Augmented(0)}, "0 samples.* where the dataset gets its data"),
-        ({"world": 5}, "12 can't be split evenly over 5 ranks: .* 1, 2, 3, 4, 6, 12;"),
+        ({"dataset": Augmented(0), "global_batch": None}, "0 samples.* where the dataset gets its data"),
+        ({"world": 5}, "12 can't be split evenly over 5 ranks: .* 1, 2, 3, 4, 6, 12;.*even_shares=False"),
+        ({"world": 13, "even_shares": False}, "12 can't be split evenly over 13 ranks"),
         ({"world": 2, "rank": 2}, "rank 2 is not in a world of 2"),
-        ({"global_batch": None}, "give one of global_batch"),
         ({"batch_size": 3}, "give one of global_batch"),
         ({"global_batch": 0}, "at least one sample, not 0"),
+        ({"global_batch": 1.5}, "at least one sample, not 1.5"),
         ({"global_batch": None, "batch_size": -1}, "at least one sample, not -1"),
-        ({"tail": "pad"}, "tail is 'drop' or 'error'"),
+        ({"global_batch": None, "batch_size": None, "drop_last": True}, "no last batch"),
+        ({"tail": "wrap"}, "tail is one of 'drop', 'error', 'pad', 'uneven'"),
         ({"tail": "error"}, "last 5 of 53 samples"),
-        ({"sampler": [1]}, "'sampler': .* use shuffle and seed"),
-        ({"batch_sampler": [[1]]}, "'batch_sampler': .* use global_batch"),
-        ({"drop_last": True}, "'drop_last': use tail"),
-        ({"generator": torch.Generator()}, "'generator': use seed"),
-        ({"prefetch": 3}, "'prefetch': .* prefetch_factor"),
+        ({"tail": "pad", "drop_last": True}, "contradict each other: leave drop_last out"),
+        ({"order": "random"}, "no order 'random': it is 'feistel6-v1'"),
+        ({"order": "block:0"}, "no order 'block:0'"),
+        ({"order": "none"}, "shuffle=True and order='none' contradict"),
+        ({"order": "torch", "shuffle": False}, "shuffle=False and order='torch' contradict"),
+        ({"sampler": [1]}, "sampler says the order: leave shuffle out"),
+        ({"sampler": [1], "shuffle": None, "order": "torch"}, "leave out shuffle and order"),
+        ({"batch_sampler": [[1]]}, "leave out global_batch, shuffle"),
+        ({"sampler": PerRank(range(53)), "shuffle": None}, "one rank's part.* the same on all ranks"),
+        ({"generator": torch.Generator()}, "seed and generator both say the order"),
         ({"in_order": False}, "in_order=False .* leave it out"),
+        ({"num_workers": -1}, "number of processes from 0, not -1"),
+        ({"virtual_shards": 4}, "for iterable datasets"),
+        ({"dataset": Stream(), "sampler": [1]}, "read in order, so there is nothing to sample"),
+        ({"dataset": Stream(), "tail": "pad"}, "whole global batches"),
     ],
 )
 def test_what_can_t_work_is_refused_with_a_way_out(arguments: dict[str, Any], text: str) -> None:
@@ -385,183 +291,237 @@ def test_users_see_their_own_dataset_and_collate() -> None:
     assert loader.collate_fn is drawing_collate
 
 
-def note_worker(worker_id: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    info.dataset.n = 1000 + worker_id  # type: ignore[attr-defined]
+# ---------------------------------------------------------------- torch's words
 
 
-class Noted(Augmented):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor(self.n)
-
-
-def test_the_user_s_worker_init_fn_works_on_the_user_s_dataset() -> None:
-    loader = make(dataset=Noted(), num_workers=2, worker_init_fn=note_worker)
-    assert {value for batch in loader for value in batch.tolist()} == {1000, 1001}
-
-
-def failure(loop: Iterator[torch.Tensor]) -> tuple[type[Exception], str]:
-    """How a loop ends: kind and text. The error itself would keep the loop, and its workers, from going away."""
-    try:
-        for _ in loop:
-            pass
-    except Exception as error:
-        return type(error), "\n".join([str(error), *getattr(error, "__notes__", [])])
-    raise AssertionError("the loop ended well")
-
-
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("n", [1, 7, 8, 53])
 @pytest.mark.parametrize(
-    ("error", "kind"), [(ValueError("bad pixels"), ValueError), (StopIteration("dry"), RuntimeError)]
+    "words",
+    [
+        {},
+        {"batch_size": 8},
+        {"batch_size": 8, "drop_last": True},
+        {"batch_size": None},
+        {"batch_size": 8, "num_workers": 1},
+        {"batch_size": 3, "collate_fn": list},
+        {"sampler": [0, 0, 0], "batch_size": 2},
+        {"batch_sampler": [[0], [0, 0], [0]]},
+        {"batch_sampler": BatchSampler(range(7), 3, False)},
+        {"sampler": SequentialSampler(range(5)), "batch_size": 2},
+    ],
 )
-def test_an_error_names_its_sample(workers: int, error: Exception, kind: type[Exception]) -> None:
-    at = int(Permutation(N, SEED, 0).take(17, 18)[0])
-    loader = make(dataset=Broken(error, at), num_workers=workers)
+def test_torch_s_words_mean_what_they_mean_to_torch(n: int, words: dict[str, Any]) -> None:
+    dataset = TensorDataset(torch.arange(n if "sampler" not in str(words) else max(n, 7)))
+    if n < 8 and words.get("drop_last"):
+        with pytest.raises(UsageError, match=f"{n} samples, less than one global batch of 8"):  # torch yields nothing
+            iter(DataLoader(dataset, **words))
+        return
+    ours, theirs = DataLoader(dataset, **words), torch.utils.data.DataLoader(dataset, **words)
+    assert isinstance(ours, torch.utils.data.DataLoader)
+    assert len(ours) == len(theirs)
+    for _ in range(2):
+        assert repr(list(ours)) == repr(list(theirs))
+    for name in ("dataset", "num_workers", "drop_last", "collate_fn", "timeout", "pin_memory"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    if ours.recipe.n is not None:
+        assert len(ours.sampler) == len(list(ours.sampler))  # type: ignore[arg-type]
+
+
+def test_arguments_may_come_by_place() -> None:
+    loader = DataLoader(TensorDataset(torch.arange(20)), 4, True)
+    assert (loader.batch_size, loader.recipe.order, loader.drop_last) == (4, "feistel6-v1", False)
+    assert sorted(value for (batch,) in loader for value in batch.tolist()) == list(range(20))
+
+
+def test_what_frameworks_look_at() -> None:
+    loaders = [make(2, rank, num_workers=1) for rank in (0, 1)]
+    for rank, loader in enumerate(loaders):
+        assert loader.batch_size == 6
+        assert loader.drop_last
+        assert isinstance(loader.batch_sampler, BatchSampler)
+        assert loader.batch_sampler.batch_size == 6
+        listed = list(loader.batch_sampler)
+        assert [index for batch in listed for index in batch] == list(loader.sampler)
+        assert (len(loader.sampler), len(loader)) == (24, 4)  # type: ignore[arg-type]
+        assert listed[0] == Permutation(N, SEED, 0).take(rank, 12, 2).tolist()
+        assert loader.position == loader.dispatched == Position()
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_distributed_sampler_is_taken_for_what_it_means(shuffle: bool) -> None:
+    dataset, world = Augmented(48), 2
+    for rank in range(world):
+        sampler: Any = DistributedSampler(dataset, world, rank, shuffle=shuffle, seed=5)
+        ours = DataLoader(dataset, 5, sampler=sampler)
+        assert ours.recipe.order == ("torch-v1" if shuffle else "none")
+        assert (ours.share.rank, ours.share.world_size, ours.recipe.seed) == (rank, 2, 5)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            seen = [index for batch in ours for index in indices(rows(batch))]
+            assert seen == list(sampler)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        (DistributedSampler(Augmented(), 4, 1), "for rank 1 of 4 and the loader for rank 0 of 2"),
+        (DistributedSampler(Augmented(52), 2, 0), "another dataset"),
+        (DistributedSampler(Augmented(), 2, 0, seed=3), "seed=17, and the DistributedSampler's is 3"),
+    ],
+)
+def test_a_distributed_sampler_for_something_else_is_refused(sampler: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        make(2, 0, shuffle=None, sampler=sampler)
+
+
+def test_random_and_sequential_samplers_of_the_dataset_are_orders_of_the_loader_s() -> None:
+    dataset = Augmented()
+    orders = [make(dataset=dataset, shuffle=None, sampler=kind(dataset)) for kind in (RandomSampler, SequentialSampler)]
+    assert [loader.recipe.order for loader in orders] == ["feistel6-v1", "none"]
+    seeded = make(dataset=dataset, shuffle=True, seed=0, generator=torch.Generator().manual_seed(23))
+    assert seeded.recipe.seed == 23
+
+
+class Stubborn:
+    """A sampler whose list depends on nothing that the loader can settle."""
+
+    def __init__(self) -> None:
+        self.dice = random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.dice.sample(range(N), N))
+
+    def __len__(self) -> int:
+        return N
+
+
+def test_a_sampler_that_lists_something_else_on_resume_is_found_out() -> None:
+    loader = make(shuffle=None, sampler=Stubborn())
+    next(iter(loader))
+    loader.commit()
+    sampler = Stubborn()
+    list(sampler)
+    resumed = make(shuffle=None, sampler=sampler)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateMismatch, match="Stubborn lists other samples for epoch 0"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"sampler": ["a"]}, "lists no dataset indices for epoch 0 such as 'a'"),
+        ({"sampler": []}, "0 samples"),
+        ({"batch_sampler": []}, "and nothing at all"),
+        ({"batch_sampler": [[1, 2], [3]], "world": 2}, "batch of 1 samples, which can't be split evenly over 2"),
+        ({"batch_sampler": [[1, 2], []], "even_shares": False}, "batch of 0 samples"),
+    ],
+)
+def test_what_a_sampler_can_t_list(words: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        list(make(**{"shuffle": None, "global_batch": 1 if "sampler" in words else None, **words}))
+
+
+def test_a_sampler_s_own_generator_is_left_as_it_was() -> None:
+    generator = torch.Generator().manual_seed(1)
+    sampler = SubsetRandomSampler(range(N), generator=generator)
+    before, states = generator.get_state(), random_states()
+    assert len(list(make(shuffle=None, sampler=sampler))) == STEPS
+    assert torch.equal(generator.get_state(), before)
+    assert random_states() == states
+
+
+def test_set_epoch_is_checked() -> None:
+    loader = make()
+    loader.set_epoch(0)
+    list(loader)
+    loader.set_epoch(1)
+    for wrong in (0, 2):
+        with pytest.raises(UsageError, match=rf"set_epoch\({wrong}\), and the loader is in epoch 1"):
+            loader.set_epoch(wrong)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_three_counters(workers: int) -> None:
+    loader = make(num_workers=workers, global_batch=6, prefetch_factor=2 if workers else None)
     loop = iter(loader)
     next(loop)
-    kind_seen, text = failure(loop)
-    assert kind_seen is kind
-    assert f"sample index {at} of epoch 0" in text
-    assert "position 12 of epoch 0" in text
-    kind_seen, text = failure(loop)
-    assert kind_seen is UsageError
-    assert "goes on at the committed position" in text
-    assert loader.position == Position(0, 12)
-
-
-def test_workers_of_a_failed_loop_end_at_once() -> None:
-    # Through the garbage collector they would, after 5 s of waiting.
-    others = set(psutil.Process().children())
-    loader = make(dataset=Broken(ValueError("bad pixels"), 20), shuffle=False, num_workers=1)
-    loop = iter(loader)
     next(loop)
-    workers = set(psutil.Process().children()) - others
-    assert len(workers) == 1
-    assert failure(loop)[0] is ValueError
-    gc.disable()
-    try:
-        del loop
-        _, alive = psutil.wait_procs(workers, timeout=2)
-    finally:
-        gc.enable()
-    assert not alive
-
-
-def failing_collate(samples: list[torch.Tensor]) -> torch.Tensor:
-    raise ValueError("ragged")
-
-
-def test_an_error_in_collate_names_its_samples() -> None:
-    kind, text = failure(iter(make(collate_fn=failing_collate, shuffle=False)))
-    assert kind is ValueError
-    assert "sample indices [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11] of epoch 0" in text
-
-
-def test_a_lost_worker_is_an_error_and_the_next_loop_has_new_ones() -> None:
-    loader = make(dataset=WorkerPid(100_000), num_workers=1)
-    loop = iter(loader)
-    worker = int(next(loop)[0])
-    os.kill(worker, signal.SIGKILL)
-    kind, text = failure(loop)
-    assert kind is RuntimeError
-    assert "DataLoader worker (pid" in text
-    assert str(worker) in text
-    assert "rank 0 of 1 was waiting for the batch at position" in text
-    position = loader.position
-    batch = next(iter(loader))
-    assert int(batch[0]) not in (worker, os.getpid())
-    assert loader.position == position
-
-
-@pytest.fixture
-def handled() -> Iterator[list[int]]:
-    """A trainer that stops cleanly on signals, as a Session does; the signals that it has heard."""
-    heard: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda got, _: heard.append(got)) for number in numbers]
-    yield heard
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-def test_workers_leave_interrupts_to_the_trainer_and_end_on_terminate(handled: list[int]) -> None:
-    loader = make(dataset=WorkerPid(100_000), num_workers=1)
-    loop = iter(loader)
-    worker = int(next(loop)[0])
-    os.kill(worker, signal.SIGINT)
-    assert {int(batch[0]) for batch in islice(loop, 20)} == {worker}
-    os.kill(worker, signal.SIGTERM)
-    failure(loop)
-    poll("the worker is gone", lambda: gone(worker), 5)
-    assert handled == []
-
-
-TRAINER = """
-import os, pathlib, sys, threading, time
-from ftrun.data.loader import DataLoader
-
-class Busy:
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        marks = pathlib.Path(sys.argv[1])
-        (marks / f"{index}.tmp").write_text(str(os.getpid()))
-        (marks / f"{index}.tmp").rename(marks / f"{index}.pid")
-        if index % 2:
-            time.sleep(600)         # worker 1 is inside a long read
-        return bytes(4 << 20)       # worker 0 has results that don't fit the pipe and that nobody takes
-
-def start():
-    global loop
-    context = None if sys.argv[3] == "default" else sys.argv[3]
-    loop = iter(DataLoader(Busy(), global_batch=1, num_workers=2, multiprocessing_context=context))
-
-if __name__ == "__main__":
-    thread = threading.Thread(target=start)
-    thread.start() if sys.argv[2] == "other" else start()
-    time.sleep(600)
-"""
-
-
-def poll(what: str, condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="processes end with their parent by a Linux call")
-@pytest.mark.parametrize(("thread", "context"), [("main", "default"), ("other", "default"), ("main", "forkserver")])
-def test_no_worker_outlives_a_killed_trainer(tmp_path: Path, thread: str, context: str) -> None:
-    script = tmp_path / "trainer.py"
-    script.write_text(TRAINER)
-    trainer = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path), thread, context],
-        env={**os.environ, "PYTHONPATH": str(Path(ftrun.__file__).parents[1])},
+    ahead = 6 * workers * 2
+    assert (loader.committed, loader.yielded, loader.dispatched) == (
+        Position(0, 6),
+        Position(0, 12),
+        Position(0, 12 + ahead),
     )
-    workers: set[int] = set()
-    try:
-        marks = [tmp_path / f"{index}.pid" for index in (0, 1, 2)]
-        poll("both workers are busy", lambda: all(mark.exists() for mark in marks), 40)
-        workers = {int(mark.read_text()) for mark in marks}
-        assert len(workers) == 2
-        assert trainer.pid not in workers
-        assert not any(gone(pid) for pid in workers)
-        trainer.kill()
-        trainer.wait()
-        poll("the workers are gone", lambda: all(gone(pid) for pid in workers), 5)
-    finally:
-        trainer.kill()
-        trainer.wait()
-        for pid in workers:
-            if not gone(pid):
-                os.kill(pid, signal.SIGKILL)
+
+
+# ---------------------------------------------------------------- samples that don't fill a global batch
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "uneven"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5, 7, 12])
+def test_an_epoch_is_the_same_for_every_world_size(world: int, tail: str) -> None:
+    loaders = [make(world, rank, tail=tail, even_shares=False) for rank in range(world)]
+    assert {len(loader) for loader in loaders} == {4 if tail == "drop" else 5}
+    seen = []
+    for batches in zip(*loaders, strict=True):
+        sizes = [len(batch) for batch in batches]
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
+        seen += woven([own(loader, batch) for loader, batch in zip(loaders, batches, strict=True)])
+    assert indices(seen) == Permutation(N, SEED, 0).take(0, 48 if tail == "drop" else 53).tolist()
+    assert all(loader.position == Position(1, 0) for loader in loaders)
+
+
+def test_repeats_are_told_apart(caplog: pytest.LogCaptureFixture) -> None:
+    loaders = [make(4, rank, tail="pad") for rank in range(4)]
+    padding = [[loader.padding for _ in loader] for loader in loaders]
+    assert padding == [[0, 0, 0, 0, 1], [0, 0, 0, 0, 2], [0, 0, 0, 0, 2], [0, 0, 0, 0, 2]]
+    assert caplog.text.count("loader.padding says") == 4
+    last = list(make(1, tail="pad"))[-1]
+    assert indices(rows(last)[5:]) == Permutation(N, SEED, 0).take(0, 7).tolist()
+    short = make(dataset=Augmented(5), tail="pad")
+    assert [len(batch) for batch in short] == [12]
+    assert short.padding == 7
+
+
+def test_a_rank_for_which_nothing_is_left_takes_part_all_the_same() -> None:
+    loaders = [make(4, rank, dataset=Augmented(50), tail="uneven") for rank in range(4)]
+    last = [list(loader)[-1] for loader in loaders]
+    assert [(len(batch), loader.padding) for batch, loader in zip(last, loaders, strict=True)] == [
+        (1, 0), (1, 0), (1, 1), (1, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [52, 54])
+def test_a_dataset_that_changes_its_length_is_refused(n: int) -> None:
+    dataset = Augmented()
+    loader = make(dataset=dataset)
+    list(loader)
+    dataset.n = n
+    with pytest.raises(UsageError, match=f"had 53 samples when its loader was made, and has {n} now"):
+        list(loader)
+
+
+def test_nothing_is_seeded_where_nothing_draws() -> None:
+    data = TensorDataset(torch.arange(N))
+    chain: Any = Subset(torch.utils.data.ConcatDataset([data]), range(30))
+    plain = [make(dataset=each)._fetcher().sample_seeds for each in (data, chain, list(range(N)))]
+    drawing = [make(dataset=data, collate_fn=drawing_collate), make(), make(dataset=Subset(Augmented(), range(30)))]
+    assert plain == [False] * 3
+    assert [loader._fetcher().sample_seeds for loader in drawing] == [True] * 3
+
+
+def test_a_weighted_sampler_resumes_exactly() -> None:
+    def loader() -> DataLoader[torch.Tensor]:
+        weighted = WeightedRandomSampler([1.0] * N, 36, generator=torch.Generator().manual_seed(random.getrandbits(32)))
+        return make(shuffle=None, sampler=weighted)
+
+    whole = [rows(batch) for _, batch in zip(range(6), endless(loader()), strict=False)]
+    first = loader()
+    stream = endless(first)
+    seen = [rows(next(stream)) for _ in range(4)]
+    first.commit()
+    second = loader()
+    second.load_state_dict(first.state_dict())
+    assert seen + [rows(batch) for batch in second] == whole

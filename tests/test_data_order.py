@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
 
-from ftrun.data.order import FEISTEL, NONE, Identity, Permutation, Share, tickets
+from ftrun.data.arguments import order_name
+from ftrun.data.feistel import FEISTEL, Permutation
+from ftrun.data.order import NONE, TORCH, Identity, Share, order_of, tickets
 from ftrun.data.position import Position, Recipe, advance, check, fingerprint, from_state, to_state
-from ftrun.errors import StateMismatch
+from ftrun.data.torch_order import ListedOrder
+from ftrun.errors import StateMismatch, UsageError
 
 SEEDS = st.integers(min_value=-(2**70), max_value=2**70)
 
@@ -50,6 +57,83 @@ def test_the_order_never_changes_under_its_name() -> None:
         923009953,
         235206893,
     ]
+
+
+@pytest.mark.parametrize(
+    ("order", "values"),
+    [
+        ("feistel6-v1", [8, 4, 2, 7, 1, 3, 9, 6, 0, 5]),
+        ("none", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ("torch-v1", [6, 5, 2, 9, 0, 3, 8, 4, 7, 1]),
+        ("block-v1:3x2", [6, 1, 2, 0, 8, 7, 9, 3, 4, 5]),
+    ],
+)
+def test_no_order_ever_changes_under_its_name(order: str, values: list[int]) -> None:
+    assert order_of(recipe(10, order=order), 1).take(0, 10).tolist() == values
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 10, 100, 1003])
+@pytest.mark.parametrize("order", [FEISTEL, NONE, TORCH, *(f"block-v1:{k}x{m}" for k in (1, 3, 10) for m in (1, 2, 8))])
+def test_every_order_has_every_index_once_and_its_places(n: int, order: str) -> None:
+    for epoch in range(3):
+        made = order_of(recipe(n, order=order), epoch)
+        whole = made.take(0, n)
+        assert whole.dtype == np.int64
+        assert sorted(whole.tolist()) == list(range(n))
+        assert made.places(whole).tolist() == list(range(n))
+        some = np.array([n - 1, 0, n // 2])
+        assert made.at(some).tolist() == whole[some].tolist()
+        assert made.take(n // 3, n, 3).tolist() == whole[n // 3 :: 3].tolist()
+
+
+def test_a_list_may_have_an_index_twice_or_not_at_all() -> None:
+    order = ListedOrder(np.array([4, 2, 4, 9]))
+    assert order.places(np.array([4, 9, 3, 2, 11])).tolist() == [0, 3, -1, 1, -1]
+
+
+def test_blocks_stay_hot() -> None:
+    whole = order_of(recipe(1_000, order="block-v1:10x4"), 0).take(0, 1_000)
+    windows = (whole // 10).reshape(-1, 40)
+    assert all(len(set(window)) == 4 for window in windows.tolist())
+    assert all((np.diff(window) != 0).sum() > 20 for window in windows)
+    assert windows[:, 0].tolist() != sorted(windows[:, 0].tolist())
+    shuffled = [tuple(np.argsort(window)) for window in whole.reshape(-1, 40).tolist()]
+    assert len(set(shuffled)) == 25
+
+
+def test_only_the_training_script_knows_a_user_s_list() -> None:
+    with pytest.raises(UsageError, match="'sampler-v1' can't be computed here"):
+        order_of(recipe(order="sampler-v1"), 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("torch", TORCH),
+        ("none", NONE),
+        ("feistel6-v1", FEISTEL),
+        ("block:100", "block-v1:100x8"),
+        ("block:5x2", "block-v1:5x2"),
+        ("block-v1:5x2", "block-v1:5x2"),
+    ],
+)
+def test_names_in_short(given: str, name: str) -> None:
+    assert order_name(given) == name
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_torch_s_order_is_its_distributed_sampler_s(world: int) -> None:
+    position = Position(6, 0)
+    for rank in range(world):
+        theirs: Any = DistributedSampler(cast("Any", range(96)), world, rank, seed=17)
+        theirs.set_epoch(6)
+        ours = tickets(recipe(96, order=TORCH), Share(rank, world), position)
+        assert [index for ticket in ours for index in ticket.indices] == list(theirs)
+
+
+def test_what_the_filler_needs_imports_no_torch() -> None:
+    program = "import sys, ftrun.data.order, ftrun.data.position; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_a_billion_samples_cost_no_more_than_a_thousand() -> None:

@@ -528,6 +528,19 @@ def test_finish_ends_even_if_storage_does_not_come_back(nodes: Make) -> None:
     assert node.outcome(A).committed
 
 
+def test_finish_does_not_wait_for_a_keeper_that_is_stopped(nodes: Make) -> None:
+    node = nodes()
+    node.begin()
+    keeper = node.keeper()
+    eventually((node.tier.path / "keeper.beat").exists)
+    assert keeper.pid is not None
+    os.kill(keeper.pid, signal.SIGSTOP)
+    node.seal(A)
+    assert keeper.finish(60)
+    assert "was killed" not in node.log()
+    assert node.committed() == [A]
+
+
 def test_finish_without_a_start_or_a_tier(nodes: Make) -> None:
     node = nodes()
     assert Keeper(node.tier, node.config).finish(1.0)
@@ -579,6 +592,46 @@ def test_it_outlives_a_launcher_that_is_killed_to_finish(nodes: Make) -> None:
     finally:
         kill_tree(pid)
     assert node.committed() == [A]
+
+
+@pytest.mark.slow
+def test_a_stopped_keeper_of_a_launcher_that_is_killed_finishes(nodes: Make) -> None:
+    node = nodes()
+    node.begin()
+    process, pid = launcher(node)
+    try:
+        eventually((node.tier.path / "keeper.beat").exists)
+        os.kill(pid, signal.SIGSTOP)
+        node.seal(A)
+        process.kill()
+        process.wait(10)
+        eventually(lambda: not node.tier.path.exists(), 20, "the end of the tier")
+        eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+    finally:
+        kill_tree(pid)
+    assert node.committed() == [A]
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_stopped_later_makes_way_for_the_next_launchers(nodes: Make) -> None:
+    node = nodes()
+    node.begin()
+    obstacle = blocked_later(node)
+    process, pid = launcher(node)
+    try:
+        node.seal(A)
+        eventually(lambda: (each := Progress.read(node.tier)) and each.waiting)
+        process.kill()
+        process.wait(10)
+        eventually(lambda: "the launcher is gone" in node.log(), 10, "its notice of that")
+        os.kill(pid, signal.SIGSTOP)
+        keeper = node.keeper()
+        eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+        obstacle()
+        assert node.outcome(A).committed
+        assert keeper.finish(10)
+    finally:
+        kill_tree(pid)
 
 
 @pytest.mark.slow

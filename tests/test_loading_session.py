@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +27,6 @@ from ftrun.session.restoration import Restoration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +142,82 @@ def test_an_optimizer_that_is_tracked_before_its_model_comes_back(root: Root) ->
     back.give("schedule", job.schedule)
     back.give("model", job.model)
     assert equal(job, saved)
+
+
+def wide() -> dict[str, Any]:
+    torch.manual_seed(3)
+    model = nn.Linear(512, 1024)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 512)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer}
+
+
+def bytes_read() -> int:
+    """By this process so far, from files of any kind."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_objects_that_come_back_together_are_read_together(root: Root) -> None:
+    saved = wide()
+    state = {name: tracked.state_of(name, each, saved) for name, each in saved.items()}
+    commit(root, written(1, lambda _: {"tracked": state}, replicated(1)))
+    size = path_of(root, rank_shard(0)).stat().st_size
+    back, job = restoration(root), wide()
+    with torch.no_grad():
+        job["model"].weight.zero_()
+    before = bytes_read()
+    back.give_all(job, job)
+    assert size <= bytes_read() - before < 1.5 * size
+    assert torch.equal(job["model"].weight, saved["model"].weight)
+    assert torch.equal(*(each["optimizer"].state[each["model"].weight]["exp_avg"] for each in (job, saved)))
+    assert back.all_claimed
+
+
+def test_where_one_of_several_does_not_fit_none_is_changed(root: Root) -> None:
+    saved = Job(1, steps=5)
+    commit(root, written(1, value(saved), replicated(1)))
+    job = Job(2)
+    before = snapshot(job.model)
+    other = torch.optim.SGD(job.model.parameters(), lr=0.1, momentum=0.9)
+    objects = {"model": job.model, "optimizer": other, "schedule": job.schedule}
+    with pytest.raises(StateMismatch, match="optimizer"):
+        restoration(root).give_all(objects, objects)
+    assert all(torch.equal(each, before[key]) for key, each in job.model.state_dict().items())
+
+
+def test_a_large_state_that_needs_fresh_memory_is_read_by_itself(root: Root) -> None:
+    """All together they could take as much memory as the model itself."""
+    saved = {name: Holder(torch.full((5 * 2**20,), number).half()) for number, name in enumerate("abc", 1)}
+    state = {name: each.state_dict() for name, each in saved.items()}
+    commit(root, written(1, lambda _: {"tracked": state}, replicated(1)))
+    back = {name: Holder(torch.empty(0)) for name in saved}
+    before = full()
+    restoration(root).give_all(back, back)
+    assert [each.most for each in back.values()] == [before + 1] * 3
+    assert all(torch.equal(back[name].tensor, saved[name].tensor) for name in saved)
+
+
+def full() -> int:
+    """How many large tensors in full precision there are."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor and not each.is_meta]
+    return sum(each.dtype is torch.float32 and each.numel() == 5 * 2**20 for each in tensors)
+
+
+class Holder:
+    """Keeps a tensor in half precision, and notes how many in full there are when its own arrives."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.most = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor.float()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.most = full()
+        self.tensor = state["tensor"].half()
 
 
 def test_a_fresh_start_gives_nothing(root: Root) -> None:

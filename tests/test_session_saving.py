@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from ftrun.inject import InjectedFault
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ftrun import Session
 
@@ -277,6 +278,43 @@ def test_a_run_whose_last_state_can_not_be_committed_fails() -> None:
     with pytest.raises(ftrun.FtrunError, match="was not committed"), open_session(every=5) as ft:
         idle(ft, 8, {7: break_it})
     assert of(events.RunEnded) == [events.RunEnded(outcome="failed", exit_code=1)]
+
+
+def test_a_change_past_torch_after_the_last_save_costs_no_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+    with open_session(every=None) as ft:
+        model = nn.Linear(512, 512)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ft.track(model=model, optimizer=optimizer)
+        for step in range(1, 5):
+            model(torch.ones(2, 512)).sum().backward()
+            optimizer.step()
+            ft.step_end()
+            if step < 4:
+                ft.save()
+        with held(ft):
+            ft.save()
+            model.weight.data.view(-1).numpy()[:] += 1.0
+        wanted = model.weight.detach().clone()
+    assert "changed outside an optimizer step" in caplog.text
+    assert "it is taken again in" in caplog.text
+    assert committed()[0] == 4
+    with open_session(every=None) as ft:
+        again = nn.Linear(512, 512)
+        ft.track(model=again, optimizer=None)
+        assert ft.step == 4
+        assert torch.equal(again.weight, wanted)
+
+
+@contextlib.contextmanager
+def held(ft: Session) -> Iterator[None]:
+    """For the length of a block the helper copies nothing: a change in it comes before the copy."""
+    stager, gate = ft._checkpoints._saver._stager, threading.Event()
+    assert stager.settle(10)
+    stager.in_background(lambda: gate.wait(20) and None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stager, "settle", lambda _timeout: True)  # else the save would wait for the gate
+        yield
+    gate.set()
 
 
 def test_a_save_under_way_when_the_script_fails_is_committed_still() -> None:

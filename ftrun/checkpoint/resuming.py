@@ -76,8 +76,8 @@ def choose(root: Root, run_id: str, tier: Tier | None, *, exclude: Collection[st
 def _snapshot(root: Root, run_id: str, tier: Tier, exclude: Collection[str]) -> ResumePoint | None:
     record = epochs.require_free_or_ours(root, run_id)
     start = epochs.told(tier.path)
-    if record is None or (start is not None and not epochs.is_noted(root, start)):
-        return None  # of an earlier run in the same place, which was deleted
+    if record is None or start is None or not epochs.is_noted(root, start):
+        return None  # of an earlier run in the same place, which was deleted, or for all we know it is; keepers drop it
     found = sealed.newest_sealed(tier, run_id, record.since, exclude=exclude)
     if found is None:
         return None

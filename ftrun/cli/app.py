@@ -79,7 +79,7 @@ def root(
 
 def main_commands() -> None:
     """Register the commands; each lives in a file of its own."""
-    from ftrun.cli import ckpt, config, run, status
+    from ftrun.cli import cache, ckpt, config, run, status
 
     app.command(
         "run",
@@ -92,6 +92,7 @@ def main_commands() -> None:
     )(run.run)
     app.command("status")(status.status)
     app.add_typer(ckpt.app, name="ckpt")
+    app.add_typer(cache.app, name="cache")
     app.add_typer(config.app, name="config")
 
 

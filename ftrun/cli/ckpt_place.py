@@ -90,8 +90,7 @@ def find_root(where: str, cwd: Path) -> Root:
             f"{where!r} is no run in {cwd / RUNS}, no run directory and no checkpoint root (no epochs/ in it)."
         ) from error
     identity = run_dir.identity()
-    root = identity.get("checkpoint_root", str(run_dir.checkpoints))
-    return Root.open(root, identity.get("storage_options") or {})
+    return Root.open(run_dir.root(identity), identity.get("storage_options") or {})
 
 
 @contextlib.contextmanager

@@ -54,7 +54,10 @@ def verify(
     mark_bad: Annotated[bool, typer.Option("--mark-bad", help="Never resume from one that is damaged.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Read every byte of a checkpoint and check every checksum. Exit code 1 when something is damaged."""
+    """Read every byte of a checkpoint and check every checksum. Exit code 1 when something is damaged.
+
+    Where none is named, newer ones that are passed over because of damage are shown too.
+    """
     with told():
         place = locate(where, name, Path.cwd())
         if everything and place.name is not None:
@@ -75,11 +78,16 @@ def verify(
 
 
 def _chosen(place: Place, *, everything: bool) -> list[AttemptInfo]:
+    """What is asked for; with the newest one that can be used, what a start passes over for it because of damage."""
     from ftrun.checkpoint import reader
 
-    if not everything:
-        return [place.info()]
-    return [info for info in reader.attempts(place.root) if info.status in ("committed", "invalid")]
+    if everything:
+        return [info for info in reader.attempts(place.root) if info.status in ("committed", "invalid")]
+    newest = place.info()
+    if place.name is not None:
+        return [newest]
+    newer = (reader.inspect(place.root, name) for name in place.root.attempts() if name > newest.name)
+    return [*(info for info in newer if info.status == "invalid"), newest]
 
 
 def examine(root: Root, info: AttemptInfo, *, mark_bad: bool) -> Verdict:

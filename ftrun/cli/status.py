@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ftrun import rundir
+from ftrun.cli.status_data import data, data_text
 from ftrun.cli.status_drain import drain_text, draining
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError, RunDirError
@@ -80,8 +81,7 @@ def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
 
     try:
         identity = run_dir.identity()
-        where = identity.get("checkpoint_root", str(run_dir.checkpoints))
-        root = layout.Root.open(where, identity.get("storage_options") or {})
+        root = layout.Root.open(run_dir.root(identity), identity.get("storage_options") or {})
         commit = reader.resume_point(root, identity["run_id"]).commit
     except (FtrunError, KeyError):
         return None
@@ -112,6 +112,7 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
         "loss": past.losses[-1][1] if past.losses else None,
         "last_commit": usable_commit(run_dir),
         "draining": draining(run_dir.path),
+        "data": data(run_dir.path, past.records),
         "commits": len(past.commits),
         "failed_saves": past.save_failures,
         "failures": [
@@ -152,6 +153,7 @@ def _text(document: dict[str, Any]) -> str:
         if commit
         else f"  commit     {_no_commit(document)}",
         drain_text(document["draining"]),
+        *data_text(document["data"]),
         f"  attempts   {document['attempts']}",
         f"  restarts   {document['restarts']}" + (f"   {again:,} steps done again" if again else ""),
         *(f"             step {each['step']:,}: {headline(str(each['message']))}" for each in shown),

@@ -12,79 +12,93 @@ For example::
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, TypeVar
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch.utils.data
 
-from ftrun.data.order import FEISTEL, NONE, Share, Ticket, tickets
-from ftrun.data.position import Position, Recipe, advance, fingerprint, from_state, to_state
+from ftrun.data.arguments import Words, check_recipe, iterable_meaning, meaning
+from ftrun.data.cautions import forked, many_objects
+from ftrun.data.engine import Crew, Direct, Supervised
+from ftrun.data.filler.own import own_filler
+from ftrun.data.listed import Listing
+from ftrun.data.order import BATCHES
+from ftrun.data.plan import Batches, Indices, Plan
+from ftrun.data.position import Position, Recipe, from_state, to_state
 from ftrun.data.randomness import sample_seed
-from ftrun.data.workers import Fetcher, WorkerStart
+from ftrun.data.source import MapSource
+from ftrun.data.workers import WorkerStart
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
     from torch.utils.data import Dataset
 
+    from ftrun.data.arguments import Meaning
+    from ftrun.data.order import Share
+    from ftrun.data.source import Source
+
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T", covariant=True)
-
-# Seconds from a broken connection to the news that a worker has died.
-_LAST_WORDS = 0.5
-
-_PASSED_ON = (
-    "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
-    "persistent_workers", "pin_memory_device", "in_order",
-)  # fmt: skip
-_WAY_OUT = {
-    "sampler": "the loader makes the order itself, so that it can resume in it: use shuffle and seed, and "
-    "wrap the dataset in torch.utils.data.Subset to choose samples",
-    "batch_sampler": "the loader makes the batches itself, so that it can resume between them: use "
-    "global_batch, shuffle and seed",
-    "drop_last": "use tail='drop' (the default) to leave out samples that don't fill a global batch, or tail='error'",
-    "generator": "use seed; the global random generators are left alone",
-}
 
 
 class DataLoader(torch.utils.data.DataLoader[T]):
     """Yields this rank's share of each global batch, from an exact position that can be stored and restored.
 
-    Step k of an epoch takes the next ``global_batch`` samples of the order; rank r of W takes every W-th of
-    them, from the r-th. The order, the epoch's length and the random numbers drawn while a sample is loaded
-    depend on neither the world size, the number of workers nor prefetching, so a run may resume with others.
+    Step k of an epoch takes the next ``global_batch`` samples of the order; rank r of W takes every W-th of them, from
+    the r-th. The order, the epoch's length and the random numbers drawn while a sample is loaded depend on neither the
+    world size, the number of workers nor prefetching, so a run may resume with others.
 
-    Each ``iter()`` continues at the committed position and ends with the epoch; the next one begins the next
-    epoch. A batch is committed when the loop asks for the next one, or by :meth:`commit`. Leaving a loop
-    early and starting another therefore yields the last batch again, unless it was committed. A new loop ends
-    the one before.
+    Each ``iter()`` continues at the committed position and ends with the epoch; the next one begins the next epoch. A
+    batch is committed when the loop asks for the next one, or by :meth:`commit`. Leaving a loop early and starting
+    another therefore yields the last batch again, unless it was committed. A new loop ends the one before.
 
-    Create it on every rank with the same arguments, but for ``rank``. Use one loader from one thread at a
-    time.
+    Create it on every rank with the same arguments, but for ``rank``. Use one loader from one thread at a time.
 
     Args:
-        dataset: map-style: has ``__len__`` and ``__getitem__``. An attribute or method ``fingerprint`` (a
-            string) is stored in checkpoints and compared on resume.
-        global_batch: samples in one step of all ranks together, a multiple of the world size.
-        batch_size: instead of ``global_batch``: samples in one step of one rank. The global batch is that
-            times the world size *when the run first starts*; a resume with another world size keeps the
-            global batch.
+        dataset: map-style, with ``__len__`` and ``__getitem__``; or iterable, see :mod:`ftrun.data.iterable`. An
+            attribute or method ``fingerprint`` (a string) is stored in checkpoints and compared on resume.
+        batch_size: samples in one step of one rank. The global batch is that times the world size *when the run first
+            starts*; a resume with another world size keeps the global batch. None yields samples, one a step.
         shuffle: an order of its own for each epoch, made from ``seed``; otherwise the dataset's own order.
+        sampler: over the whole dataset, the same on every rank; its list of an epoch is the order. Torch's
+            ``DistributedSampler`` is taken for what it means, and so are its ``RandomSampler`` and
+            ``SequentialSampler``. Others are asked for their list at the start of each epoch, with their ``generator``
+            and the global random generators seeded from ``seed`` and the epoch, after ``set_epoch``.
+        batch_sampler: lists the batches of all ranks together; each rank takes its share of each.
+        num_workers: processes that load samples; they die with the training process. When one dies, all are replaced
+            once in each loop.
+        collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, prefetch_factor, persistent_workers,
+            pin_memory_device, in_order: as in torch, but that workers persist by default, and ``in_order`` is True.
+        drop_last: leave out samples that don't fill a last batch of ``batch_size``.
+        generator: its ``initial_seed()`` is the seed.
+        global_batch: instead of ``batch_size``: samples in one step of all ranks together.
         seed: of the order, and of the random numbers drawn while samples are loaded.
+        order: instead of ``shuffle``: ``feistel6-v1``, ``torch`` (what DistributedSampler makes), ``block:K`` or
+            ``block:KxM`` (blocks of K neighbours, M of them mixed at a time, so that shards stay hot) or ``none``.
+        tail: of samples that don't fill a last global batch: ``drop`` leaves them out of the epoch, ``error`` refuses
+            them, ``uneven`` makes a smaller last batch whose shares differ by one sample at most, ``pad`` fills it
+            with samples from the start of the epoch, see :attr:`padding`. By default ``drop`` with ``global_batch``,
+            and with ``batch_size`` what ``drop_last`` says.
+        sample_seeds: seed ``random``, NumPy and torch (CPU) before each sample, and before ``collate_fn``. Without it,
+            random numbers come from the streams of whichever process loads the sample, and a dataset's
+            ``__getitems__`` is used where it has one. About 8 microseconds a sample; nothing for datasets that are
+            known to draw nothing, such as TensorDataset.
+        even_shares: refuse a global batch that the world size doesn't divide. With False shares differ by one sample.
+            By default True, unless ``tail="uneven"`` is given.
         rank: this process among those that share a global batch (the data-parallel rank).
         world_size: number of those processes.
-        tail: samples that don't fill a last global batch are left out of the epoch (``drop``) or refused
-            (``error``).
-        sample_seeds: seed ``random``, NumPy and torch (CPU) before each sample, and before ``collate_fn``.
-            Without it, random numbers come from the streams of whichever process loads the sample, and a
-            dataset's ``__getitems__`` is used where it has one.
-        num_workers: processes that load samples; they die with the training process.
-        **torch_arguments: ``collate_fn``, ``pin_memory``, ``timeout``, ``worker_init_fn``,
-            ``multiprocessing_context``, ``prefetch_factor``, ``persistent_workers`` (here True by default),
-            ``pin_memory_device``, ``in_order`` (only True), as in torch.
+        virtual_shards: for iterable datasets: into how many shards they are cut, for good.
+        epoch_samples: for iterable datasets whose length isn't known: samples in an epoch.
 
     Raises:
         UsageError: arguments that can't work together; says what can.
@@ -93,49 +107,145 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def __init__(  # noqa: PLR0913  torch's signature, and what makes the order
         self,
         dataset: Dataset[T],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[int] | None = None,
+        batch_sampler: Iterable[list[int]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Any = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Any = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
         *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         global_batch: int | None = None,
-        batch_size: int | None = None,
-        shuffle: bool = False,
         seed: int = 0,
+        order: str | None = None,
+        tail: str | None = None,
+        sample_seeds: bool = True,
+        even_shares: bool | None = None,
         rank: int = 0,
         world_size: int = 1,
-        tail: str = "drop",
-        sample_seeds: bool = True,
-        num_workers: int = 0,
-        **torch_arguments: Any,
+        virtual_shards: int | None = None,
+        epoch_samples: int | None = None,
     ) -> None:
-        _check_torch_arguments(torch_arguments)
-        share = _checked_share(rank, world_size)
-        n = _length(dataset)
-        recipe = Recipe(
-            n=n,
-            dataset=fingerprint(dataset, n),
-            order=FEISTEL if shuffle else NONE,
-            seed=int(seed),
-            global_batch=_global_batch(global_batch, batch_size, world_size),
+        words = Words(
             batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            drop_last=drop_last,
+            generator=generator,
+            global_batch=global_batch,
+            seed=seed,
+            order=order,
             tail=tail,
+            even_shares=even_shares,
+            rank=rank,
+            world_size=world_size,
+        )
+        _check_torch_arguments(in_order, num_workers)
+        asked, source, order_name = _understood(words, dataset, num_workers, virtual_shards, epoch_samples)
+        recipe = Recipe(
+            n=source.n,
+            dataset=source.fingerprint(),
+            order=order_name,
+            seed=asked.seed,
+            global_batch=asked.global_batch,
+            batch_size=asked.batch_size,
+            tail=asked.tail,
         )
         # A size per rank gives way to the stored global batch, so it is judged when the first loop begins.
-        if batch_size is None or n == 0:
-            _check_recipe(recipe, world_size)
-        self._plan = _Plan(recipe, share)
-        plan: Any = self._plan  # torch's annotation asks for lists; it hands on what it gets
-        self._sample_seeds = sample_seeds
-        self._engine: torch.utils.data.DataLoader[Any] | None = None
+        if asked.batch_size is None or recipe.n == 0:
+            check_recipe(recipe, asked)
+        self._asked = asked
+        self._source = source
+        self._plan = Plan(source, recipe, asked.share)
         self._progress = _Progress()
-        torch_arguments.setdefault("persistent_workers", num_workers > 0)
-        super().__init__(dataset, batch_sampler=plan, num_workers=num_workers, **torch_arguments)
+        self._sample_seeds = sample_seeds
+        self._crew: Crew | None = None
+        super().__init__(
+            dataset,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            pin_memory_device=pin_memory_device,
+            batch_size=1 if asked.batched else None,
+        )
+        self._show()
+        self._caution()
+
+    def _show(self) -> None:
+        # What torch's own shows, past its ban on changes. A stored global batch may change the size per rank.
+        recipe, share = self._plan.recipe, self._plan.share
+        size = len(range(share.rank, recipe.global_batch, share.world_size))
+        shown: dict[str, Any] = {"drop_last": recipe.tail in ("drop", "error")}
+        if self._asked.batched:
+            batches = Batches(self._plan, batch_size=max(size, 1), drop_last=shown["drop_last"])
+            shown |= {"batch_size": None if recipe.order == BATCHES else size, "batch_sampler": batches}
+        shown["sampler"] = Indices(self._plan)
+        for name, value in shown.items():
+            object.__setattr__(self, name, value)
+
+    def _caution(self) -> None:
+        caution = many_objects(self.dataset) if self.num_workers and self._plan.share.rank == 0 else None
+        if caution and forked(self.multiprocessing_context):
+            warnings.warn(f"ftrun: {caution}", stacklevel=3)
 
     @property
-    def global_batch(self) -> int:
-        """Samples that all ranks together consume in one step."""
-        return self._plan.recipe.global_batch
+    def recipe(self) -> Recipe:
+        """What decides which samples a global batch holds; with the run's own global batch once that is restored."""
+        return self._plan.recipe
+
+    @property
+    def share(self) -> Share:
+        """Which part of each global batch this rank takes."""
+        return self._plan.share
+
+    @property
+    def source(self) -> Source:
+        """The dataset, as the loader sees it."""
+        return self._source
+
+    @property
+    def global_batch(self) -> int | None:
+        """Samples that all ranks together consume in one step; None where a batch sampler decides."""
+        return None if self._plan.recipe.order == BATCHES else self._plan.recipe.global_batch
+
+    @property
+    def dispatched(self) -> Position:
+        """After the last batch that was asked for: ahead of :attr:`yielded` by what is prefetched."""
+        ahead = self._plan.ahead
+        return ahead[-1].after if ahead else self._progress.yielded
+
+    @property
+    def yielded(self) -> Position:
+        """After the last batch that the loop was given."""
+        return self._progress.yielded
+
+    @property
+    def committed(self) -> Position:
+        """After the last batch that counts as consumed: what :meth:`state_dict` stores.
+
+        The same on every rank that has committed the same number of steps.
+        """
+        return self._progress.committed
 
     @property
     def position(self) -> Position:
-        """The committed position, the same on every rank that has committed the same number of steps."""
+        """Another name for :attr:`committed`."""
         return self._progress.committed
 
     @property
@@ -143,17 +253,101 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """Epoch of the next batch after the committed ones: the last batch of an epoch moves it on."""
         return self._progress.committed.epoch
 
+    @property
+    def padding(self) -> int:
+        """How many samples at the end of the batch yielded last are repeats, which don't count in the epoch.
+
+        With ``tail="pad"`` in the last batch of an epoch. With ``tail="uneven"`` one, where a rank had nothing left:
+        it takes part in the step all the same. Give those samples no weight in a loss or a metric.
+        """
+        return self._progress.padding
+
+    def set_epoch(self, epoch: int) -> None:
+        """Check that the loop means the epoch that the loader is in: it counts epochs itself.
+
+        Raises:
+            UsageError: it is in another.
+        """
+        if epoch != self.epoch:
+            raise UsageError(
+                f"set_epoch({epoch}), and the loader is in epoch {self.epoch}, {self.committed.samples} samples in: "
+                "it counts epochs itself and continues where it was. Start the loop over epochs at loader.epoch, or "
+                "leave set_epoch out; after leaving a loop early at its last batch call loader.commit()"
+            )
+
     def __len__(self) -> int:
-        """Batches in a whole epoch, wherever the position is."""
+        """Batches in a whole epoch, wherever the position is.
+
+        Raises:
+            TypeError: nobody knows.
+        """
         return len(self._plan)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch promises a class of its own
         """Go on from the committed position to the end of its epoch."""
-        _check_recipe(self._plan.recipe, self._plan.share.world_size)
+        check_recipe(self._plan.recipe, self._asked)
         progress = self._progress
         progress.turn += 1
         progress.yielded = self._plan.start = progress.committed
-        return _Loop(self, progress.turn, iter(self._engine_for_this_loop()))
+        progress.padding = 0
+        self._plan.ahead.clear()
+        if progress.follower is None:
+            progress.follower = own_filler(self)
+        self._tell_follower()
+        return _Loop(self, progress.turn, self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        recipe, start = self._plan.recipe, self._plan.start
+        if not self.num_workers and not self.pin_memory and not self.timeout:
+            return Direct(self._fetcher().__getitems__, iter(self._plan))
+        if self._crew is None:
+            ready = self.num_workers * (self.prefetch_factor or 2)
+            self._crew = Crew(batches=ready, persistent=self.persistent_workers)
+        # Without sample seeds the workers' streams start from this; another start for each point of resumption.
+        purpose = f"workers/{self._plan.share.rank}"
+        seed = sample_seed(recipe.seed, start.epoch, start.samples, purpose)
+        return Supervised(self._crew, self._torch_loader, seed, self._rewind)
+
+    def _rewind(self) -> None:
+        self._plan.start = self._progress.yielded
+        self._plan.ahead.clear()
+
+    def _fetcher(self) -> Any:
+        collate = self.collate_fn if self._asked.batched else _Alone(self.collate_fn)
+        return self._source.fetcher(collate, self._plan.recipe.seed, self._sample_seeds)
+
+    def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:
+        # A plain torch loader does the work, so that `self.dataset` and `self.collate_fn` stay the user's own.
+        plan: Any = self._plan  # torch's annotation asks for lists; it hands on what it gets
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        return torch.utils.data.DataLoader(
+            self._fetcher(),
+            batch_sampler=plan,
+            collate_fn=_as_it_is,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=WorkerStart(os.getpid(), in_main_thread, self.worker_init_fn),
+            multiprocessing_context=self.multiprocessing_context,
+            generator=torch.Generator(),  # of its own: torch would draw from the global one at each iter()
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            pin_memory_device=self.pin_memory_device,
+        )
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which loops over this loader have waited for batches so far."""
+        return self._progress.waited
+
+    def listed(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64] | None] | None:
+        """What a sampler of the user's lists for an epoch, and where its batches end; None for computed orders."""
+        listing = getattr(self._source, "listing", None)
+        return None if listing is None else listing.epoch(epoch)[:2]
+
+    def follow(self, follower: Follower) -> None:
+        """Have something told of each committed position: whoever fetches ahead of this loader."""
+        self._progress.follower = follower
 
     def commit(self) -> None:
         """Count the batch that was yielded last as consumed: after the optimizer step, before a checkpoint.
@@ -161,10 +355,26 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         Call it on every rank at the same step. Calling it twice, or before the first batch, changes nothing.
         """
         self._progress.committed = self._progress.yielded
+        self._source.commit()
+        self._tell_follower()
 
-    def state_dict(self) -> dict[str, int | str | None]:
-        """The committed position and what identifies the data: plain JSON values, equal on every rank."""
-        return to_state(self._progress.committed, self._plan.recipe)
+    def _tell_follower(self) -> None:
+        follower = self._progress.follower
+        if follower is not None:
+            follower.at(self._progress.committed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The committed position and what identifies the data: plain JSON values.
+
+        Equal on every rank, but for the key ``shards`` of an iterable dataset.
+        """
+        own = self._source.state()
+        state: dict[str, Any] = to_state(self._progress.committed, self._plan.recipe)
+        return state if own is None else {**state, self._state_key: own}
+
+    @property
+    def _state_key(self) -> str:
+        return "sampler" if isinstance(self._source, MapSource) else "shards"
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue at a stored position. Call it on every rank, before the first loop.
@@ -183,82 +393,72 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 "the old position: load the state before the loop, or make a new loader"
             )
         position, recipe = from_state(state_dict, self._plan.recipe)
-        _check_recipe(recipe, self._plan.share.world_size)
+        check_recipe(recipe, self._asked)
         self._plan.recipe = recipe
+        self._plan.start = position
         self._progress.committed = self._progress.yielded = position
+        self._source.load(state_dict.get(self._state_key))
+        self._show()
 
-    def _engine_for_this_loop(self) -> torch.utils.data.DataLoader[Any]:
-        if self._engine is None or not self.persistent_workers:
-            self._engine = self._new_engine()
-        # Without sample seeds the workers' streams start from this; another start for each point of
-        # resumption.
-        assert self._engine.generator is not None
-        recipe, start = self._plan.recipe, self._plan.start
-        purpose = f"workers/{self._plan.share.rank}"
-        self._engine.generator.manual_seed(sample_seed(recipe.seed, start.epoch, start.samples, purpose))
-        return self._engine
-
-    def _new_engine(self) -> torch.utils.data.DataLoader[Any]:
-        # A plain torch loader does the work, so that `self.dataset` and `self.collate_fn` stay the user's
-        # own.
-        fetcher: Any = Fetcher(self.dataset, self.collate_fn, self._plan.recipe.seed, self._sample_seeds)
-        plan: Any = self._plan
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        return torch.utils.data.DataLoader(
-            fetcher,
-            batch_sampler=plan,
-            collate_fn=_as_it_is,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            timeout=self.timeout,
-            worker_init_fn=WorkerStart(os.getpid(), in_main_thread, self.worker_init_fn),
-            multiprocessing_context=self.multiprocessing_context,
-            generator=torch.Generator(),  # of its own: torch would draw from the global one at each iter()
-            prefetch_factor=self.prefetch_factor,
-            persistent_workers=self.persistent_workers,
-            pin_memory_device=self.pin_memory_device,
-        )
-
-    def _next(self, turn: int, source: Iterator[T]) -> T:
+    def _next(self, turn: int, batches: Iterator[Any]) -> T:
         progress = self._progress
         if turn != progress.turn:
             raise UsageError(
                 "this loop over the loader has ended, because loading a batch failed or a newer loop began: "
                 "iter(loader) goes on at the committed position; loops side by side need a loader each"
             )
-        progress.committed = progress.yielded
+        if progress.committed is not progress.yielded:
+            progress.committed = progress.yielded
+            self._source.commit()
+            self._tell_follower()
+        began = time.monotonic()
         try:
-            batch = self._wait(source)
+            arrived = next(batches)
         except StopIteration:
+            self._end_epoch()
             raise
         except Exception as error:
-            at, share = progress.committed, self._plan.share
-            error.add_note(
-                f"ftrun: the loader of rank {share.rank} of {share.world_size} was waiting for the batch at "
-                f"position {at.samples} of epoch {at.epoch}"
-            )
-            progress.turn += 1  # this loop is over: what comes next would be at another position
-            self._engine = None  # its workers may be gone
-            if self.num_workers:
-                # Torch re-raises a worker's error from a frame that refers to it: a cycle that holds the
-                # workers. When the garbage collector breaks it, they can no longer be told to end, and it
-                # takes 5 s.
-                traceback.clear_frames(error.__traceback__)
+            self._fail(error)
             raise
-        recipe = self._plan.recipe
-        progress.yielded = advance(progress.yielded, recipe.global_batch, recipe.usable)
+        progress.waited += time.monotonic() - began
+        progress.yielded, progress.padding = self._plan.ahead.popleft()
+        if progress.padding and not progress.told:
+            self._tell_of_padding()
+        batch: T = self._source.opened(arrived)
         return batch
 
-    def _wait(self, source: Iterator[T]) -> T:
-        try:
-            return next(source)
-        except (OSError, EOFError):
-            # A worker's death may show first as a broken connection. Torch's SIGCHLD handler then raises an
-            # error that names the process and the signal: let that be here, not wherever the program would
-            # be by then.
-            if self.num_workers:
-                time.sleep(_LAST_WORDS)
-            raise
+    def _end_epoch(self) -> None:
+        # Where nobody knew the epoch's length, its end is news.
+        progress = self._progress
+        if progress.committed.epoch == self._plan.start.epoch:
+            progress.committed = progress.yielded = Position(progress.committed.epoch + 1, 0)
+
+    def _fail(self, error: Exception) -> None:
+        progress, share = self._progress, self._plan.share
+        error.add_note(
+            f"ftrun: the loader of rank {share.rank} of {share.world_size} was waiting for the batch at "
+            f"position {progress.yielded.samples} of epoch {progress.yielded.epoch}"
+        )
+        progress.turn += 1  # this loop is over: what comes next would be at another position
+        if self.num_workers:
+            # Torch re-raises a worker's error from a frame that refers to what it was doing.
+            traceback.clear_frames(error.__traceback__)
+
+    def _tell_of_padding(self) -> None:
+        self._progress.told = True
+        _log.warning(
+            "ftrun: the last batch of this epoch holds %d repeated sample(s) on rank %d (tail=%r): loader.padding says "
+            "how many at its end, in every batch. Give them no weight in a loss or a metric.",
+            self.padding, self._plan.share.rank, self._plan.recipe.tail,
+        )  # fmt: skip
+
+
+class Follower(Protocol):
+    """Who fetches ahead of a loader."""
+
+    def at(self, position: Position) -> None:
+        """The committed position is this now. Called by the thread that loops."""
+        ...
 
 
 class _Progress:
@@ -267,110 +467,88 @@ class _Progress:
     Attributes:
         committed: after the last batch that counts as consumed.
         yielded: after the last batch that the loop was given.
+        padding: repeats at the end of that batch.
         turn: number of loops begun or broken off; a loop of an earlier turn is over.
+        told: whether somebody was told of padding.
+        waited: seconds, for batches.
+        follower: whoever fetches ahead of the loader.
     """
 
-    __slots__ = ("committed", "turn", "yielded")
+    __slots__ = ("committed", "follower", "padding", "told", "turn", "waited", "yielded")
 
     def __init__(self) -> None:
         self.committed = Position()
         self.yielded = Position()
+        self.padding = 0
         self.turn = 0
+        self.told = False
+        self.waited = 0.0
+        self.follower: Follower | None = None
 
 
 class _Loop:
     """One pass to the end of the epoch. The loader doesn't refer to it, so leaving it ends its workers."""
 
-    def __init__(self, loader: DataLoader[Any], turn: int, source: Iterator[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], turn: int, batches: Iterator[Any]) -> None:
         self._loader = loader
         self._turn = turn
-        self._source = source
+        self._batches = batches
 
     def __iter__(self) -> _Loop:
         return self
 
     def __next__(self) -> Any:
-        return self._loader._next(self._turn, self._source)
-
-
-class _Plan(torch.utils.data.Sampler[Ticket]):
-    """The batch sampler: tickets from ``start`` to the end of its epoch. The loader moves ``start``."""
-
-    def __init__(self, recipe: Recipe, share: Share) -> None:
-        self.recipe = recipe
-        self.share = share
-        self.start = Position()
-
-    def __iter__(self) -> Iterator[Ticket]:
-        return tickets(self.recipe, self.share, self.start)
+        return self._loader._next(self._turn, self._batches)
 
     def __len__(self) -> int:
-        return self.recipe.n // self.recipe.global_batch
+        return len(self._loader)
+
+
+class _Alone:
+    """Collates for ``batch_size=None``: converts the one sample."""
+
+    def __init__(self, convert: Any) -> None:
+        self._convert = convert
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._convert(samples[0])
 
 
 def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _check_torch_arguments(arguments: Mapping[str, Any]) -> None:
-    for name in arguments:
-        if name not in _PASSED_ON:
-            way_out = _WAY_OUT.get(name, f"these arguments are passed on to torch: {', '.join(_PASSED_ON)}")
-            raise UsageError(f"ftrun's DataLoader doesn't take {name!r}: {way_out}")
-    if not arguments.get("in_order", True):
+def _understood(
+    words: Words, dataset: Any, num_workers: int, virtual_shards: int | None, epoch_samples: int | None
+) -> tuple[Meaning, Source, str]:
+    """What the arguments mean for this dataset; the dataset as a source; the order's name."""
+    from ftrun.data.iterable.datasets import is_iterable
+    from ftrun.data.iterable.source import ShardSource
+
+    if not is_iterable(dataset):
+        if virtual_shards is not None or epoch_samples is not None:
+            raise UsageError(
+                "virtual_shards and epoch_samples are for iterable datasets, and this one has __len__ and "
+                "__getitem__: leave them out"
+            )
+        asked = meaning(words, dataset)
+        listing = None
+        if asked.sampler is not None:
+            listing = Listing(asked.sampler, asked.seed, batched=asked.order == BATCHES)
+        return asked, MapSource(dataset, listing, even=asked.even), asked.order
+    asked = iterable_meaning(words)
+    source = ShardSource(
+        dataset, world_size=asked.share.world_size, virtual_shards=virtual_shards, epoch_samples=epoch_samples
+    )
+    source.check_workers(num_workers)
+    return asked, source, source.order_name(words.order, asked.shuffle)
+
+
+def _check_torch_arguments(in_order: bool, num_workers: int) -> None:
+    if type(num_workers) is not int or num_workers < 0:
+        raise UsageError(f"num_workers is a number of processes from 0, not {num_workers!r}")
+    if not in_order:
         raise UsageError(
             "in_order=False yields batches in the order in which they happen to be ready, which has no "
             "exact position: leave it out, or use torch.utils.data.DataLoader for data that needs no resume"
-        )
-
-
-def _checked_share(rank: int, world_size: int) -> Share:
-    if not 0 <= rank < world_size:
-        raise UsageError(f"rank {rank} is not in a world of {world_size}: ranks go from 0 to world_size - 1")
-    return Share(rank, world_size)
-
-
-def _length(dataset: Any) -> int:
-    missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
-    if isinstance(dataset, torch.utils.data.IterableDataset) or missing:
-        raise UsageError(
-            f"{type(dataset).__name__} is not a map-style dataset, and this version's loader takes those "
-            "only: give it __len__ and __getitem__ (and don't derive it from IterableDataset), or use "
-            "torch.utils.data.DataLoader and keep its position in what you track"
-        )
-    return len(dataset)
-
-
-def _global_batch(global_batch: int | None, batch_size: int | None, world_size: int) -> int:
-    if (global_batch is None) == (batch_size is None):
-        raise UsageError(
-            "give one of global_batch (samples in a step of all ranks together) and batch_size (samples per rank)"
-        )
-    size = global_batch if batch_size is None else batch_size * world_size
-    if size is None or size < 1:
-        raise UsageError(f"a batch has at least one sample, not {global_batch if batch_size is None else batch_size}")
-    return size
-
-
-def _check_recipe(recipe: Recipe, world_size: int) -> None:
-    size = recipe.global_batch
-    if size % world_size:
-        fitting = ", ".join(str(world) for world in range(1, size + 1) if size % world == 0)
-        raise UsageError(
-            f"a global batch of {size} can't be split evenly over {world_size} ranks: world sizes that work "
-            f"are {fitting}; or start over with a global_batch that is a multiple of {world_size}"
-        )
-    if recipe.n < size:
-        raise UsageError(
-            f"the dataset has {recipe.n} samples, less than one global batch of {size}: no step could be "
-            "made. "
-            + (f"Use a global batch of at most {recipe.n}" if recipe.n else "Check where the dataset gets its data")
-        )
-    if recipe.tail not in ("drop", "error"):
-        raise UsageError(f"tail is 'drop' or 'error', not {recipe.tail!r}")
-    left = recipe.n - recipe.usable
-    if recipe.tail == "error" and left:
-        raise UsageError(
-            f"tail='error', and the last {left} of {recipe.n} samples don't fill a global batch of {size}: "
-            "change the global batch or the dataset, or leave samples out with tail='drop'"
         )

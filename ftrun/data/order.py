@@ -1,25 +1,28 @@
-"""The order of samples in an epoch, computed where it is needed and never stored.
+"""The order of samples in an epoch, by a versioned name, and each rank's share of every step in it.
 
-``feistel6-v1`` is a pseudo-random permutation of ``range(n)``: any stretch of it costs time and memory for
-that stretch alone, whatever ``n`` is, so resuming in the middle of an epoch costs nothing. It is a Feistel
-network of six rounds (M. Luby, C. Rackoff, "How to construct pseudorandom permutations from pseudorandom
-functions", SIAM J. Comput. 17(2), 1988) in the form for arbitrary domains: an index is a pair in ``Z_a x
-Z_b`` with ``a * b`` just above ``n``, each round adds a keyed hash of one half to the other half, and a
-result outside ``range(n)`` is put through again ("cycle walking"; both from J. Black, P. Rogaway, "Ciphers
-with arbitrary finite domains", CT-RSA 2002). The hash is the output function of SplitMix64 (G. Steele, D.
-Lea, C. Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+===================  =======================================================================================
+``feistel6-v1``      a pseudo-random order that costs the same for any number of samples (``shuffle=True``)
+``none``             the dataset's own
+``torch-v1``         ``torch.randperm`` seeded with seed + epoch: what ``DistributedSampler`` makes
+``block-v1:KxM``     blocks of K neighbours in a shuffled order, then shuffled within M blocks at a time
+``sampler-v1``       what a sampler of the user's lists, see :mod:`ftrun.data.listed`
+``batches-v1``       what a batch sampler of the user's lists, see :mod:`ftrun.data.listed`
+===================  =======================================================================================
 
-The name is stored in checkpoints: a change to what a name computes needs a new name.
+A checkpoint stores the name: a change to what a name computes needs a new name. Nothing here imports torch, unless
+the order's name says so.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+
+from ftrun.data.blocks import BlockOrder
+from ftrun.data.feistel import FEISTEL, Permutation, places_between
+from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,12 +31,13 @@ if TYPE_CHECKING:
 
     from ftrun.data.position import Position, Recipe
 
-FEISTEL = "feistel6-v1"
 NONE = "none"
+TORCH = "torch-v1"
+BLOCK = "block-v1:"
+SAMPLER = "sampler-v1"
+BATCHES = "batches-v1"
 
-_ROUNDS = 6
-# Enough indices at a time that NumPy's cost per call doesn't count, few enough that the first batch doesn't
-# wait.
+# Enough indices at a time that NumPy's cost per call doesn't count, few enough that the first batch doesn't wait.
 _BLOCK = 16_384
 
 
@@ -41,7 +45,19 @@ class Order(Protocol):
     """An order of the samples of one epoch."""
 
     def take(self, start: int, stop: int, step: int = 1) -> NDArray[np.int64]:
-        """Dataset indices at the places ``range(start, stop, step)``; int64, one-dimensional."""
+        """Dataset indices at the places ``range(start, stop, step)``; int64, one-dimensional.
+
+        Raises:
+            IndexError: there are no such places.
+        """
+        ...
+
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Dataset indices at any places of the order; int64, one-dimensional."""
+        ...
+
+    def places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The inverse: at which places dataset indices come; int64, one-dimensional."""
         ...
 
 
@@ -52,57 +68,32 @@ class Identity:
     n: int
 
     def take(self, start: int, stop: int, step: int = 1) -> NDArray[np.int64]:
-        """See :meth:`Order.take`.
+        """See :meth:`Order.take`."""
+        return places_between(self.n, start, stop, step)
 
-        Raises:
-            IndexError: places outside ``range(n)``.
-        """
-        return _places(self.n, start, stop, step)
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See :meth:`Order.at`."""
+        return places
 
-
-class Permutation:
-    """A pseudo-random order that depends on ``(n, seed, epoch)`` alone, on every machine.
-
-    Args:
-        n: number of samples, at least 1.
-        seed: any integer.
-        epoch: from 0; each epoch has an order of its own.
-    """
-
-    def __init__(self, n: int, seed: int, epoch: int) -> None:
-        self.n = n
-        self._a = math.isqrt(n - 1) + 1
-        self._b = -(-n // self._a)
-        self._keys = _round_keys(seed, epoch)
-
-    def take(self, start: int, stop: int, step: int = 1) -> NDArray[np.int64]:
-        """See :meth:`Order.take`.
-
-        Raises:
-            IndexError: places outside ``range(n)``.
-        """
-        values = self._encipher(_places(self.n, start, stop, step).astype(np.uint64))
-        outside = np.flatnonzero(values >= self.n)
-        while outside.size:
-            values[outside] = self._encipher(values[outside])
-            outside = outside[values[outside] >= self.n]
-        return values.astype(np.int64)
-
-    def _encipher(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        a, b = np.uint64(self._a), np.uint64(self._b)
-        left = values // b
-        right = values - left * b
-        for key in self._keys.reshape(-1, 2):
-            left = _added(left, _hash(right, key[0]), a)
-            right = _added(right, _hash(left, key[1]), b)
-        return left * b + right
+    def places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See :meth:`Order.places`."""
+        return indices
 
 
 class Ticket(NamedTuple):
-    """One rank's share of one global batch: what the loader asks a worker to fetch."""
+    """One rank's share of one step: what the loader asks a worker to fetch.
+
+    Attributes:
+        epoch: from 0.
+        indices: dataset indices.
+        padding: how many of them, at the end, are repeats that fill the batch.
+        after: the position when all ranks have consumed this step; None where the recipe says it.
+    """
 
     epoch: int
     indices: list[int]
+    padding: int = 0
+    after: Position | None = None
 
 
 class Share(NamedTuple):
@@ -113,45 +104,58 @@ class Share(NamedTuple):
 
 
 def order_of(recipe: Recipe, epoch: int) -> Order:
-    """The order of one epoch, by the name in the recipe."""
-    return Permutation(recipe.n, recipe.seed, epoch) if recipe.order == FEISTEL else Identity(recipe.n)
+    """The order of one epoch, by the name in the recipe.
+
+    Raises:
+        UsageError: this version knows no such name, or only the sampler of the training script can say the order.
+    """
+    assert recipe.n is not None
+    if recipe.order == FEISTEL:
+        return Permutation(recipe.n, recipe.seed, epoch)
+    if recipe.order == NONE:
+        return Identity(recipe.n)
+    if recipe.order == TORCH:
+        from ftrun.data.torch_order import torch_order  # it imports torch
+
+        return torch_order(recipe.n, recipe.seed, epoch)
+    if recipe.order.startswith(BLOCK):
+        size, window = recipe.order.removeprefix(BLOCK).split("x")
+        return BlockOrder(recipe.n, recipe.seed, epoch, size=int(size), window=int(window))
+    raise UsageError(f"the order {recipe.order!r} can't be computed here: it is not one of this version's names")
 
 
-def tickets(recipe: Recipe, share: Share, start: Position) -> Iterator[Ticket]:
+def tickets(recipe: Recipe, share: Share, start: Position, order: Order | None = None) -> Iterator[Ticket]:
     """One rank's batches from a position to the end of that epoch.
 
-    All ranks' tickets of one step together are ``global_batch`` places of the order in a row, for any world
-    size. The global batch is a multiple of the world size.
+    All ranks' tickets of one step together are the next ``global_batch`` places of the order, for any world size.
+
+    Args:
+        recipe: of a dataset whose length is known.
+        share: which part of each step; a global batch that the world size doesn't divide gives shares that differ by
+            one sample.
+        start: a multiple of the global batch.
+        order: of that epoch, where the recipe's name doesn't say it.
     """
-    order = order_of(recipe, start.epoch)
-    size = recipe.global_batch // share.world_size
-    block = recipe.global_batch * max(1, _BLOCK // size)
-    for begin in range(start.samples, recipe.usable, block):
-        end = min(begin + block, recipe.usable)
-        indices = order.take(begin + share.rank, end, share.world_size)
-        for row in indices.reshape(-1, size).tolist():
+    order = order or order_of(recipe, start.epoch)
+    assert recipe.n is not None
+    size = recipe.global_batch
+    offsets = np.arange(share.rank, size, share.world_size, dtype=np.int64)
+    whole = recipe.n - recipe.n % size
+    stretch = size * max(1, _BLOCK // max(1, len(offsets)))
+    for begin in range(start.samples, whole, stretch):
+        begins = np.arange(begin, min(begin + stretch, whole), size, dtype=np.int64)
+        places = begins[:, np.newaxis] + offsets
+        rows: Any = order.at(places.ravel()).reshape(places.shape).tolist()
+        for row in rows:
             yield Ticket(start.epoch, row)
+    if recipe.usable != whole:
+        yield _tail(recipe, share, start.epoch, order)
 
 
-def _places(n: int, start: int, stop: int, step: int) -> NDArray[np.int64]:
-    if not (start >= 0 and stop <= n and step >= 1):
-        raise IndexError(f"places {start}:{stop}:{step} are not in an order of {n} samples")
-    return np.arange(start, stop, step, dtype=np.int64)
-
-
-def _round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    digest = hashlib.blake2b(f"{FEISTEL}/{seed}/{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
-    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
-
-
-def _added(half: NDArray[np.uint64], mixed: NDArray[np.uint64], size: np.uint64) -> NDArray[np.uint64]:
-    # Modulo size, below 2**32, without a division: the upper half of a hash, as a fraction of size.
-    total = half + ((mixed >> np.uint64(32)) * size >> np.uint64(32))
-    return np.minimum(total, total - size)  # where total < size the difference wraps around to a large number
-
-
-def _hash(values: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
-    mixed = values * np.uint64(0x9E3779B97F4A7C15) + key
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+def _tail(recipe: Recipe, share: Share, epoch: int, order: Order) -> Ticket:
+    # A rank for which nothing is left repeats one sample: it takes part in the step, as the others wait for it.
+    assert recipe.n is not None
+    n, whole = recipe.n, recipe.n - recipe.n % recipe.global_batch
+    end = whole + recipe.global_batch if recipe.tail == "pad" else max(n, whole + share.rank + 1)
+    places = np.arange(whole + share.rank, end, share.world_size, dtype=np.int64)
+    return Ticket(epoch, order.at(places % n).tolist(), int((places >= n).sum()))

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 STATE_VERSION = 1
 
+TAILS = ("drop", "error", "pad", "uneven")
+"""Samples that don't fill a last global batch are left out, refused, filled up with marked repeats, or make a smaller
+last batch."""
+
 
 class Position(NamedTuple):
     """A point in the data, between two global batches.
@@ -36,17 +40,17 @@ class Recipe:
     """Everything that decides which samples a global batch holds: equal recipes, equal data.
 
     Attributes:
-        n: number of samples in the dataset.
+        n: number of samples in an epoch; None where nobody knows before its end.
         dataset: fingerprint of the dataset, see :func:`fingerprint`.
         order: versioned name of the order of samples within an epoch.
         seed: seed of the order and of the random numbers drawn for each sample.
         global_batch: samples that all ranks together consume in one step.
         batch_size: samples per rank as the user gave them, or None where the user gave the global batch. A
             run that was started so keeps the global batch of its first start when the world size changes.
-        tail: what happens to samples that don't fill a last global batch: ``drop`` or ``error``.
+        tail: what happens to samples that don't fill a last global batch, one of :data:`TAILS`.
     """
 
-    n: int
+    n: int | None
     dataset: str
     order: str
     seed: int
@@ -55,15 +59,22 @@ class Recipe:
     tail: str
 
     @property
-    def usable(self) -> int:
-        """Samples in an epoch: whole global batches only, so the same for every world size."""
-        return self.n - self.n % self.global_batch
+    def usable(self) -> int | None:
+        """Samples that count in an epoch, for every world size; None where nobody knows before its end."""
+        whole = self.tail in ("drop", "error")
+        return self.n if self.n is None or not whole else self.n - self.n % self.global_batch
+
+    @property
+    def steps(self) -> int | None:
+        """Global batches in an epoch, the same for every world size; None where nobody knows before its end."""
+        return None if self.usable is None else -(-self.usable // self.global_batch)
 
 
-def advance(position: Position, global_batch: int, usable: int) -> Position:
+def advance(position: Position, global_batch: int, usable: int | None) -> Position:
     """The position one global batch later; the end of an epoch is ``(epoch + 1, 0)``."""
     samples = position.samples + global_batch
-    return Position(position.epoch + 1, 0) if samples >= usable else Position(position.epoch, samples)
+    ended = usable is not None and samples >= usable
+    return Position(position.epoch + 1, 0) if ended else Position(position.epoch, samples)
 
 
 def fingerprint(dataset: Any, n: int) -> str:
@@ -145,13 +156,12 @@ def _differences(state: Mapping[str, Any], expected: Recipe) -> list[tuple[str, 
 def _check_numbers(state: Mapping[str, Any]) -> None:
     epoch, samples, global_batch = state.get("epoch"), state.get("samples"), state.get("global_batch")
     sound = (
-        isinstance(epoch, int)
-        and isinstance(samples, int)
-        and isinstance(global_batch, int)
+        type(epoch) is type(samples) is type(global_batch) is int
         and epoch >= 0
-        and 0 < global_batch <= state["n"]
-        and 0 <= samples < state["n"]
+        and samples >= 0
+        and global_batch > 0
         and samples % global_batch == 0
+        and (state["n"] is None or samples < state["n"])
     )
     if not sound:
         raise StateMismatch(

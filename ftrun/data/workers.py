@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.context
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import Subset, get_worker_info
 
 from ftrun.data.randomness import preserved, sample_seed, seed_everything
 
@@ -63,15 +64,19 @@ class Fetcher:
             return self._collate(ticket, samples)
 
     def _fetch_each(self, ticket: Ticket) -> list[Any]:
-        dataset, epoch = self.dataset, ticket.epoch
+        dataset, epoch, seed = self.dataset, ticket.epoch, self.seed
         samples: list[Any] = []
         try:
-            for index in ticket.indices:
-                if self.sample_seeds:
-                    seed_everything(sample_seed(self.seed, epoch, index))
-                samples.append(dataset[index])
+            if self.sample_seeds:
+                for index in ticket.indices:
+                    seed_everything(sample_seed(seed, epoch, index))
+                    samples.append(dataset[index])
+            else:
+                for index in ticket.indices:
+                    samples.append(dataset[index])  # noqa: PERF401  how far it got says which sample failed
         except Exception as error:
-            _note(error, f"sample index {ticket.indices[len(samples)]} of epoch {epoch}")
+            index = ticket.indices[len(samples)]
+            _note(error, f"sample index {index} of epoch {epoch}{_file_of(dataset, index)}")
             raise
         return samples
 
@@ -110,6 +115,8 @@ class WorkerStart:
     def __call__(self, worker_id: int) -> None:
         """Tie the worker's life to the training process, leave signals to it, then call the user's."""
         self._die_with_trainer()
+        if isinstance(multiprocessing.current_process(), multiprocessing.context.ForkProcess):
+            close_inherited("/dev/nvidia")
         # The training process decides what Ctrl-C means. Its handler has been inherited and would run here
         # too, and a worker that dies of Ctrl-C takes away the batch that a clean stop still needs. SIGTERM
         # has been given back its meaning by torch: it ends the worker.
@@ -147,8 +154,32 @@ def _show_users_dataset() -> None:
     # A worker_init_fn opens files on `get_worker_info().dataset`: that is the user's dataset, not our
     # wrapper.
     info = get_worker_info()
-    if info is not None and isinstance(info.dataset, Fetcher):
+    if info is not None and hasattr(info.dataset, "dataset"):
         object.__setattr__(info, "dataset", info.dataset.dataset)  # a frozen class in newer torch
+
+
+def close_inherited(prefix: str) -> None:
+    """Close this process's descriptors of files whose path begins so.
+
+    A worker that is stuck holds on to what it inherited: with a GPU's device files, to the memory there that the
+    training process, when it has died, should have given back.
+    """
+    with contextlib.suppress(OSError):  # no /proc
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
+                if os.readlink(f"/proc/self/fd/{name}").startswith(prefix):
+                    os.close(int(name))
+
+
+def _file_of(dataset: Any, index: int) -> str:
+    """Which file a sample is, where the dataset has ``urls``; through any Subset."""
+    try:
+        while type(dataset) is Subset:
+            dataset, index = dataset.dataset, dataset.indices[index]
+        urls = getattr(dataset, "urls", None)
+        return "" if urls is None else f" ({urls[index]})"
+    except Exception:  # this is about an error of the dataset, which must not be lost for another
+        return ""
 
 
 def _note(error: Exception, what: str) -> None:

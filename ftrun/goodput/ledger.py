@@ -9,6 +9,7 @@ saving     the training thread held by a snapshot, during training
 repeating  steps done again after a failure
 recovering from the failure's notice to the first step of the next attempt
 finishing  from the last step to the launcher's end: last commit, leaving
+waiting    the training thread waited for data, in steps new or done again
 ========== ================================================================================
 
 Time between two launchers of one run is not part of it: nobody was running.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from ftrun.events import Record
 
-CLASSES = ("starting", "training", "saving", "repeating", "recovering", "finishing")
+CLASSES = ("starting", "training", "saving", "repeating", "recovering", "finishing", "waiting")
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ class _Fold:
             self._exact = event.exact
             self._class = self._stepping(event.step)
         elif isinstance(event, events.Step):
+            self._move(event.data_wait, "waiting")
             self._class = self._stepping(event.step)
             self._reached = max(self._reached, event.step)
         elif isinstance(event, events.Saved):
-            self._move(event.seconds)
+            self._move(event.seconds, "saving")
         elif isinstance(event, events.StepsEnded):
             self._class = "finishing"
         elif isinstance(event, events.Failed):
@@ -105,9 +107,9 @@ class _Fold:
             self._seconds[self._class] += max(0.0, until - self._since)
         self._since = max(self._since, until)
 
-    def _move(self, seconds: float) -> None:
-        """A save has been booked as part of the step around it."""
+    def _move(self, seconds: float, to: str) -> None:
+        """A save, or a wait for data, has been booked as part of the step around it."""
         if self._class in ("training", "repeating"):
-            moved = min(seconds, self._seconds[self._class])
+            moved = min(max(0.0, seconds), self._seconds[self._class])
             self._seconds[self._class] -= moved
-            self._seconds["saving"] += moved
+            self._seconds[to] += moved

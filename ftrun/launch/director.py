@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.multiprocessing import SignalException
+
 from ftrun import error_file, pulse
 from ftrun.checkpoint import layout
 from ftrun.config.units import format_duration
@@ -19,6 +21,7 @@ from ftrun.launch import policy
 from ftrun.launch.evidence.collect import Collector, Sources
 from ftrun.launch.failures import failure, symptoms
 from ftrun.launch.failures.kinds import Kind
+from ftrun.launch.filling import Filling
 from ftrun.launch.record import Record
 from ftrun.launch.rounds import Rounds
 from ftrun.launch.timeline import Clock
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from ftrun.launch.evidence.collect import LiveRank
     from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.gpu_memory import Waited
+    from ftrun.launch.keeping import Keeping
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.policy import Decision
     from ftrun.launch.rounds import Round
@@ -56,6 +60,7 @@ class Director:
         self._plan = plan
         self._console = console
         self._rounds = Rounds(plan, console)
+        self._filling = Filling(plan)
         self._record = Record(plan, log, console)
         self._sources = Sources.of_this_host(os.environ)
         self._collector = Collector(self._sources)
@@ -97,6 +102,8 @@ class Director:
         """Record the start of an attempt."""
         self._ranks = sorted(pids)
         self._record.started(self._current, pids, world_size, session=self._had_session)
+        tier = self._rounds.keeping.tier if self._rounds.keeping is not None else None
+        self._filling.begin(self._current, self._rounds.node, tier, self._ranks, world_size)
 
     # While it runs
 
@@ -105,13 +112,15 @@ class Director:
         return self._rounds.current is not None and any(beat.owned for beat in self._beats().values())
 
     def keep(self) -> None:
-        """See that the node's keeper runs where there is something to keep. Called at every turn of the monitor."""
+        """See that the node's keeper and filler run where there is a use for them. At every turn of the monitor."""
+        self._filling.look()
         if self._rounds.keeping is not None:
             self._rounds.keeping.look(wanted=self.sessions_lead())
 
     def keeper_pids(self) -> list[int]:
-        """The keeper's process, which no worker has started."""
-        return self._rounds.keeping.pids() if self._rounds.keeping is not None else []
+        """Processes of keeper and filler, which no worker has started."""
+        kept = self._rounds.keeping.pids() if self._rounds.keeping is not None else []
+        return [*kept, *self._filling.pids()]
 
     def all_stepped(self) -> bool:
         """Whether every rank of this node has completed a step of this attempt."""
@@ -313,12 +322,19 @@ class Director:
     def close(self) -> None:
         """Let go of what is open, and have what lies in memory committed."""
         self._collector.close()
+        self._filling.finish()
         keeping = self._rounds.keeping
-        if keeping is not None and not keeping.finish(self.grace):
+        if keeping is not None and not self._is_drained(keeping):
             self._console.warn(
                 f"a snapshot is not committed yet: it stays in {keeping.tier.path}, where the next start of this run "
                 "takes it up; remove the directory if there won't be one"
             )
+
+    def _is_drained(self, keeping: Keeping) -> bool:
+        try:
+            return keeping.finish(self.grace)
+        except SignalException:  # whoever asks for the end once more doesn't want to wait for a storage
+            return False
 
     def _beats(self) -> dict[int, pulse.Beat]:
         attempt, node = self._current.attempt, self._rounds.node

@@ -21,7 +21,6 @@ import platform
 import secrets
 import socket
 import sys
-import threading
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std, 
 from ftrun import error_file, events, pulse, rundir
 from ftrun.checkpoint import epochs, layout, reader, resuming
 from ftrun.checkpoint.keeper.config import KeeperConfig
-from ftrun.checkpoint.keeper.process import Keeper
+from ftrun.checkpoint.keeper.watching import WatchedKeeper
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.contract import ExitCode, WorkerContract
 from ftrun.goodput import history
@@ -40,12 +39,9 @@ from ftrun.rundir import RUNS, RunDir, run_name, timestamp
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-    from ftrun.checkpoint.epochs import EpochRecord
-
 ATTEMPT, RESUME, RUN_DIR = "FTRUN_ATTEMPT", "FTRUN_RESUME", "FTRUN_RUN_DIR"
 
 _KEEP = 3
-_WATCH_SECONDS = 0.2
 _FINISH_SECONDS = 30.0
 
 Environments = dict[int, dict[str, str]]
@@ -149,7 +145,7 @@ class _Lead:
             run_dir.create({"schema_version": 1, "run_id": self._run_id, "ftrun": metadata.version("ftrun")})
         self._root = layout.Root.open(run_dir.checkpoints)
         self._last: WorkerContract | None = None
-        self._kept = _Kept(run_dir, self._run_id, self._root.url)
+        self._keeper = _keeper(run_dir, self._run_id, self._root.url)
         events.mend(run_dir.events())
         self._say(self._started(workers, continued=continued))
         atexit.register(self._end)
@@ -157,11 +153,11 @@ class _Lead:
     def begin(self, envs: Environments) -> WorkerContract:
         """Take the next epoch and attempt, and choose the commit."""
         self._note_corruption()
-        self._kept.claim()
-        point = resuming.choose(self._root, self._run_id, self._kept.tier).point
+        self._keeper.claim()
+        point = resuming.choose(self._root, self._run_id, self._keeper.tier).point
         name = str(point.name) if point is not None else None
         record = epochs.claim(self._root, self._run_id, fresh=False, parent=name)
-        self._kept.begin(record)
+        self._keeper.begin(record)
         self._last = WorkerContract(
             run_dir=str(self._run_dir.path),
             run_id=self._run_id,
@@ -174,7 +170,7 @@ class _Lead:
             worker_dir="",
             alone=True,
             agent=os.getpid(),
-            tier=str(self._kept.tier.path),
+            tier=str(self._keeper.tier.path),
             start=secrets.token_hex(8),
             resume_sealed=point is not None and point.sealed,
         )
@@ -216,7 +212,9 @@ class _Lead:
 
     def _end(self) -> None:
         """Torchrun leaves: by an error, of which the interpreter keeps the last, or because the workers are done."""
-        self._kept.finish()
+        if not self._keeper.finish(_FINISH_SECONDS):
+            where = self._keeper.tier.path
+            print(f"ftrun  a snapshot is not committed yet: it stays in {where} for the next start", file=sys.stderr)
         if getattr(sys, "last_value", None) is not None:
             ended = events.RunEnded("failed", int(ExitCode.FAILED))
         else:
@@ -226,71 +224,20 @@ class _Lead:
         self._lock.release()
 
 
-class _Kept:
-    """The node's keeper, started once workers have made the memory tier. A thread sees that it lives."""
-
-    def __init__(self, run_dir: RunDir, run_id: str, root: str) -> None:
-        self.tier = Tier.of(run_dir.path, 0)
-        self._keeper = Keeper(
-            self.tier,
-            KeeperConfig(
-                run_dir=str(run_dir.path),
-                run_id=run_id,
-                root=root,
-                storage_options={},
-                local="",
-                node=0,
-                keep_last=_KEEP,
-                keep_every=None,
-                drain_limit=None,
-                parent=os.getpid(),
-            ),
-        )
-        self._record: EpochRecord | None = None
-        self._busy = threading.Lock()
-        self._over = threading.Event()
-        self._watchman: threading.Thread | None = None
-
-    def claim(self) -> None:
-        """What an earlier life's workers have left in memory is this one's."""
-        if self.tier.path.is_dir():
-            with self._busy:
-                self._keeper.claim()
-
-    def begin(self, record: EpochRecord) -> None:
-        """An attempt begins."""
-        with self._busy:
-            self._record = record
-        if self._watchman is None:
-            self._watchman = threading.Thread(target=self._watch, name="ftrun-keeper", daemon=True)
-            self._watchman.start()
-
-    def _watch(self) -> None:
-        while not self._over.wait(_WATCH_SECONDS):
-            self._look()
-
-    def _look(self) -> None:
-        with self._busy:
-            if not self.tier.path.is_dir():
-                return
-            if self._record is not None:
-                self._keeper.begin_epoch(self._record)
-                self._record = None
-            self._keeper.ensure()
-
-    def finish(self) -> None:
-        """Have what is sealed committed, and end the keeper."""
-        self._over.set()
-        if self._watchman is not None:
-            self._watchman.join(_FINISH_SECONDS)
-        if not self.tier.path.is_dir():
-            return
-        if not self.tier.sealed():
-            self._keeper.finish(_FINISH_SECONDS)
-            self.tier.remove()
-        elif not self._keeper.finish(_FINISH_SECONDS):
-            where = self.tier.path
-            print(f"ftrun  a snapshot is not committed yet: it stays in {where} for the next start", file=sys.stderr)
+def _keeper(run_dir: RunDir, run_id: str, root: str) -> WatchedKeeper:
+    config = KeeperConfig(
+        run_dir=str(run_dir.path),
+        run_id=run_id,
+        root=root,
+        storage_options={},
+        local="",
+        node=0,
+        keep_last=_KEEP,
+        keep_every=None,
+        drain_limit=None,
+        parent=os.getpid(),
+    )
+    return WatchedKeeper(Tier.of(run_dir.path, 0), config)
 
 
 def _for_other_scripts(contract: WorkerContract) -> dict[str, str]:

@@ -15,7 +15,6 @@ import os
 import secrets
 import socket
 import sys
-import threading
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +25,12 @@ from ftrun import events, pulse, rundir
 from ftrun.checkpoint import epochs, layout, resuming
 from ftrun.checkpoint.keeper import takeover
 from ftrun.checkpoint.keeper.config import KeeperConfig
-from ftrun.checkpoint.keeper.process import Keeper
+from ftrun.checkpoint.keeper.watching import WatchedKeeper
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.contract import ExitCode, WorkerContract
 from ftrun.errors import FtrunError, UsageError
 from ftrun.rundir import RUNS, RunDir
+from ftrun.session import leaving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,8 +45,9 @@ VARIABLE = "FTRUN_RUN_DIR"
 _KEY = "contract"
 STORAGE_SECONDS = 1500.0
 """For how long a storage may be away before a save is given up; less than what the watch allows for saving."""
-_WATCH_SECONDS = 0.5
 _FINISH_SECONDS = 30.0
+_OTHERS = dt.timedelta(minutes=5)
+_IN_ORDER = (None, 0, int(ExitCode.TRY_AGAIN))
 
 
 @contextlib.contextmanager
@@ -57,7 +58,7 @@ def leading(place: Place, store: Store | None, environment: Mapping[str, str]) -
         UsageError: the run directory or its checkpoints can't be used.
     """
     if place.rank != 0:
-        with _kept(place, _obey(store)) as contract:
+        with _kept(place, store, _obey(store)) as contract:
             yield contract
         return
     contract, lock = _publish(place, store, environment)
@@ -65,7 +66,7 @@ def leading(place: Place, store: Store | None, environment: Mapping[str, str]) -
     _say(f"run in {contract.run_dir}, {begin}")
     ended: BaseException | None = None
     try:
-        with _kept(place, contract) as mine:
+        with _kept(place, store, contract) as mine:
             yield mine
     except BaseException as error:
         ended = error
@@ -96,7 +97,7 @@ def _obey(store: Store | None) -> WorkerContract:
 
 
 @contextlib.contextmanager
-def _kept(place: Place, contract: WorkerContract) -> Iterator[WorkerContract]:
+def _kept(place: Place, store: Store | None, contract: WorkerContract) -> Iterator[WorkerContract]:
     """The contract as it is for one rank, with a directory of its own, and a keeper on each node."""
     directory = RunDir(contract.run_path).worker(contract.attempt, place.node, place.rank)
     directory.mkdir(parents=True, exist_ok=True)
@@ -104,23 +105,31 @@ def _kept(place: Place, contract: WorkerContract) -> Iterator[WorkerContract]:
     tier = Tier.of(contract.run_path, place.node)
     mine = dataclasses.replace(contract, node=place.node, worker_dir=str(directory), tier=str(tier.path))
     if place.local_rank != 0:
-        yield mine
+        try:
+            yield mine
+        finally:
+            leaving.leave(place, store)
         return
     keeper = _keeper(tier, mine)
-    over = threading.Event()
-    watchman = threading.Thread(target=_watch, args=(keeper, over), name="ftrun-keeper", daemon=True)
-    watchman.start()
     try:
         yield mine
+        _let_others_leave(place, store)
+    except SystemExit as end:
+        if end.code in _IN_ORDER:
+            _let_others_leave(place, store)
+        raise
     finally:
-        over.set()
-        watchman.join(_WATCH_SECONDS * 4)
         if not keeper.finish(_FINISH_SECONDS):
             _say(f"a snapshot is not committed yet: it stays in {tier.path}, where the next start takes it up")
 
 
-def _keeper(tier: Tier, contract: WorkerContract) -> Keeper:
-    tier.create()
+def _let_others_leave(place: Place, store: Store | None) -> None:
+    if not leaving.let_others_leave(place, store, _OTHERS):
+        _say(f"not all ranks of this node have left the Session after {_OTHERS}: this one goes without them")
+
+
+def _keeper(tier: Tier, contract: WorkerContract) -> WatchedKeeper:
+    tier.require()
     config = KeeperConfig(
         run_dir=contract.run_dir,
         run_id=contract.run_id,
@@ -134,21 +143,14 @@ def _keeper(tier: Tier, contract: WorkerContract) -> Keeper:
         parent=os.getpid(),
         timeout=STORAGE_SECONDS,
     )
-    keeper = Keeper(tier, config)
+    keeper = WatchedKeeper(tier, config)
     epoch = contract.epoch or 0
-    keeper.begin_epoch(
+    keeper.begin(
         epochs.EpochRecord(
             epoch, contract.run_id, contract.since, contract.resume, socket.gethostname(), os.getpid(), ""
         )
     )
-    keeper.ensure()
     return keeper
-
-
-def _watch(keeper: Keeper, over: threading.Event) -> None:
-    """Without an agent nobody else would see that the keeper has died."""
-    while not over.wait(_WATCH_SECONDS):
-        keeper.ensure()
 
 
 def _outcome(error: BaseException | None) -> events.RunEnded:

@@ -173,7 +173,9 @@ class Checkpoints:
                 self.wait()
             except (CheckpointError, AgreementTimeout) as error:
                 if self._leads:
-                    _log.warning("ftrun: %s; this is the last state, so it is tried again in %g s", error, delay)
+                    _log.warning(
+                        "ftrun: %s; this is the last state, so it is taken again in %g s, as it is then", error, delay
+                    )
             else:
                 return
             time.sleep(delay)

@@ -12,13 +12,14 @@ import torch
 from ftrun import events
 from ftrun.checkpoint import reader
 from ftrun.checkpoint.layout import Root
-from ftrun.checkpoint.loading import gathering, in_place
+from ftrun.checkpoint.loading import in_place
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.errors import CorruptCheckpoint, StateMismatch
-from ftrun.session import module_names, optimizer_names, random_state, tracked
+from ftrun.session import random_state, tracked
 from ftrun.session.callbacks import REGISTRY
 from ftrun.session.checkpoint import Checkpoint
+from ftrun.session.wanted import Wanted, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +68,7 @@ class Restoration:
 
     def _open(self, name: str) -> StoredState:
         contract, place = self._contract, self._place
-        return open_stored(
+        stored = open_stored(
             Root.open(contract.root, dict(contract.storage_options)),
             name,
             place.rank,
@@ -76,6 +77,8 @@ class Restoration:
             local=Path(contract.local) if contract.local else None,
             sealed=contract.resume_sealed,
         )
+        stored.share_processors(place.local_world_size)
+        return stored
 
     def _take(self, stored: StoredState) -> None:
         self.step = stored.step
@@ -125,30 +128,41 @@ class Restoration:
             CorruptCheckpoint: bytes differ from what was committed.
             CheckpointError: they can't be read.
         """
-        if isinstance(value, torch.optim.Optimizer):
-            self._optimizers[name] = value
-        stored = self._claim("tracked", name, "Track it under its old name, leave it out")
-        if stored is not None:
-            with self._reading():
-                self._restore(stored, name, value, objects or {})
+        self.give_all({name: value}, objects or {})
 
-    def _restore(self, stored: StoredState, name: str, value: Any, objects: Mapping[str, Any]) -> None:
-        outline = stored.outline("tracked", name)
-        if isinstance(value, torch.nn.Module):
-            template = tracked.state_of(name, value, objects)
-            gathering.gather(outline, template, stored.others("tracked", name))
-            self._require_fit(name, tracked.differences(value, _in_names_of(value, outline), objects))
-        elif isinstance(value, torch.optim.Optimizer):
-            outline = _by_index(stored, name, value, outline, objects)
-            self._require_fit(name, tracked.differences(value, outline, objects))
-            template = gathering.optimizer_template(value, outline)
-        else:
-            shared = stored.is_shared(outline)
-            template = gathering.spread_template(tracked.state_of(name, value, objects)) if shared else None
-        state = stored.fill(outline, template)
-        if isinstance(value, torch.nn.Module) and in_place.is_loaded(value, state, template):
-            return
-        tracked.restore(name, value, state, stored.name, self._contract.to_start_over, objects)
+    def give_all(self, values: Mapping[str, Stateful], objects: Mapping[str, Any]) -> None:
+        """Put the states of several tracked objects back, read together: each byte of a file once for all of them.
+
+        Nothing is changed where one of them doesn't fit. Arguments and errors are those of :meth:`give`.
+        """
+        wants: dict[str, Wanted] = {}
+        for name, value in values.items():
+            if isinstance(value, torch.optim.Optimizer):
+                self._optimizers[name] = value
+            stored = self._claim("tracked", name, "Track it under its old name, leave it out")
+            if stored is not None:
+                with self._reading():
+                    wants[name] = wanted(stored, name, value, objects, self._require_fit)
+        if self._stored is not None and wants:
+            with self._reading():
+                self._fill(self._stored, wants, objects)
+
+    def _fill(self, stored: StoredState, wants: dict[str, Wanted], objects: Mapping[str, Any]) -> None:
+        """Read what objects want, and put it where it belongs. Nothing is kept of what is put: ``wants`` is emptied."""
+        joined = {name: each for name, each in wants.items() if each.joins}
+        outlines = {name: each.outline for name, each in joined.items()}
+        states = stored.fill(outlines, {name: each.template for name, each in joined.items()})
+        del outlines
+        for name in list(wants):
+            joined.pop(name, None)
+            self._put(stored, name, wants.pop(name), states, objects)
+
+    def _put(
+        self, stored: StoredState, name: str, want: Wanted, states: dict[str, Any], objects: Mapping[str, Any]
+    ) -> None:
+        state = states.pop(name) if name in states else stored.fill(want.outline, want.template)
+        if not want.is_there(state):
+            tracked.restore(name, want.value, state, stored.name, self._contract.to_start_over, objects)
 
     def _require_fit(self, name: str, found: Sequence[str]) -> None:
         """Refuse a state whose names or shapes don't fit, before anything is read."""
@@ -162,7 +176,8 @@ class Restoration:
         for name, value in objects.items():
             if isinstance(value, torch.optim.Optimizer) and tracked.is_misplaced(value):
                 with self._reading():
-                    self._restore(self._stored, name, value, objects)
+                    again = wanted(self._stored, name, value, objects, self._require_fit)
+                    self._fill(self._stored, {name: again}, objects)
 
     def give_up(self, name: str) -> None:
         """Say that the state under a name isn't wanted any more."""
@@ -178,7 +193,15 @@ class Restoration:
         if stored is not None:
             with self._reading():
                 state = stored.value("loaders", name)
+                if state.get("shards") is not None and stored.world_size != self._place.world_size:
+                    state = {**state, "shards": self._shards(stored, name, state["shards"])}
             loader.load_state_dict(state)
+
+    def _shards(self, stored: StoredState, name: str, mine: Any) -> Any:
+        """The places in all ranks' shards: in a world of another size a rank goes on with shards of others."""
+        from ftrun.data.iterable import marks
+
+        return marks.merged([mine, *(stored.fill(each).get("shards") for each in stored.others("loaders", name))])
 
     def _claim(self, kind: str, name: str, way_out: str) -> StoredState | None:
         if self._stored is None:
@@ -273,23 +296,3 @@ class Restoration:
             self._stored.close()
         self._stored = self._random = None
         self._optimizers = {}
-
-
-def _in_names_of(module: torch.nn.Module, state: Any) -> dict[str, Any]:
-    """A stored state with the names that a module has now, those of the levels that wrappers add included."""
-    names = {clean: name for name, clean in module_names.clean_names(module, module.state_dict()).items()}
-    return {names.get(key, key): item for key, item in state.items()}
-
-
-def _by_index(
-    stored: StoredState,
-    name: str,
-    optimizer: torch.optim.Optimizer,
-    outline: dict[str, Any],
-    objects: Mapping[str, Any],
-) -> dict[str, Any]:
-    """An optimizer's stored state with its parameters by index, those of other ranks that are now here included."""
-    modules = tracked.modules_of(objects)
-    wanted = tracked.state_of(name, optimizer, objects)
-    gathering.gather_optimizer(outline, wanted, stored.others("tracked", name))
-    return optimizer_names.by_index(outline, optimizer, modules)

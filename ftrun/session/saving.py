@@ -75,7 +75,7 @@ class Saver:
         self._contract = contract
         self._log = log
         self._tier = Tier(Path(contract.tier)) if contract.tier else Tier.of(contract.run_path, contract.node)
-        self._tier.create()
+        self._tier.require()
         fallback = Path(contract.local or contract.run_dir) / "memory"
         has_gpu = torch.cuda.is_available() and place.local_rank < torch.cuda.device_count()
         device = torch.device("cuda", place.local_rank) if has_gpu else None

@@ -20,6 +20,7 @@ from ftrun.session import gradients, parked, random_state, tracked
 from ftrun.session.agreement import Agreement
 from ftrun.session.callbacks import REGISTRY
 from ftrun.session.checkpoints import Checkpoints
+from ftrun.session.filling import Filling
 from ftrun.session.metrics import StepNotes
 from ftrun.session.restoration import Restoration
 from ftrun.session.saving import Saver
@@ -85,6 +86,7 @@ class Session:
         self._loaders: dict[str, DataLoader[Any]] = {}
         self._gradients = gradients.PendingGradients()
         self._notes = StepNotes()
+        self._filling = Filling(contract, place)
         self._stop = StopRequest(place.rank)
         self._stop.listen_for_requests()
         self._agreement = Agreement(place, store, first_point=self.step + 1)
@@ -174,6 +176,7 @@ class Session:
         made: DataLoader[T] = DataLoader(dataset, rank=self.rank, world_size=self.world_size, **arguments)
         self._restoration.give_loader(name, made)
         self._loaders[name] = made
+        self._filling.register(name, made)
         return made
 
     def steps(self, batches: Iterable[T] | None = None, *, total: int) -> Iterator[T]:
@@ -198,6 +201,7 @@ class Session:
         self._check_total(positive(total))
         self._driven = True
         self._begin(rewind=True)
+        self._filling.drive(batches, total)
         try:
             while self.step < total:
                 before = self.step
@@ -292,6 +296,7 @@ class Session:
         self.step += 1
         for each in self._loaders.values():
             each.commit()
+        self._filling.step(self.step)
         self._pulse.step(self.step)
         if self.step == self._restoration.step + 1:
             parked.note_imports(Path(self._contract.worker_dir))
@@ -341,7 +346,7 @@ class Session:
             self._total,
             reason,
             lambda: self._collect(loaders),
-            {"step": self.step, "loaders": loaders},
+            {"step": self.step, "loaders": {name: _shared(each) for name, each in loaders.items()}},
         )
 
     def _save_surely(self, reason: str) -> None:
@@ -417,7 +422,10 @@ class Session:
         """
         if self.should_stop():
             self._stop_now()
-        self._checkpoints.wait()
+        if self._began and self._checkpoints.saved_at == self.step:
+            self._save_surely("user")  # taken by now: only what fails is taken again, on all ranks
+        else:
+            self._checkpoints.wait()
         self._pulse.phase(Phase.END)
         if self._began and not self._ended:
             # A loop of one's own, or one that was left early. Nobody but the script knows whether the state is that
@@ -440,11 +448,17 @@ class Session:
         with contextlib.suppress(AgreementTimeout, CheckpointError):
             self._checkpoints.close(_CLOSE_SECONDS)
         self._restoration.forget()
+        self._filling.close(finished=self._ended)
         self._stop.unlisten()
 
     def _tell(self, event: events.Event | None) -> None:
         if self.rank == 0 and event is not None:
             self._log.write(event)
+
+
+def _shared(position: dict[str, Any]) -> dict[str, Any]:
+    """What of a loader's state must be the same on all ranks: all but the places in this rank's own shards."""
+    return {key: value for key, value in position.items() if key != "shards"}
 
 
 def positive(number: int) -> int:

@@ -1,6 +1,6 @@
 """Measure ftrun, side by side with its peers, on this machine.
 
-    scripts/bench recovery|checkpoint|detect|all [--quick] [--json FILE]
+    scripts/bench recovery|checkpoint|data|detect|all [--quick] [--json FILE]
 
 Every figure is a ratio or a count from one run, the median of at least ten measurements (fewer with --quick), with the
 same thing measured twice beside it as a control. Close everything else: a busy machine shows in the control.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import checkpoint
+import data
 import detect
 import recovery
 from common import Settings, say, work_directory
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
     from figures import Figure
 
-# A further subject (data, nodes, goodput) is a module with such a function, and a line here.
+# A further subject (nodes, goodput) is a module with such a function, and a line here.
 SUBJECTS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "recovery": recovery.measure,
     "checkpoint": checkpoint.measure,
+    "data": data.measure,
     "detect": detect.measure,
 }
 

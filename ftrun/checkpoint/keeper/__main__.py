@@ -20,6 +20,7 @@ from ftrun.checkpoint.keeper.jobs import Jobs
 from ftrun.checkpoint.keeper.local import LocalTier
 from ftrun.checkpoint.keeper.loop import Loop
 from ftrun.checkpoint.keeper.rate import Limiter
+from ftrun.checkpoint.keeper.stopped import Rouser, continue_when_orphaned
 from ftrun.checkpoint.keeper.takeover import locked, owns, release
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.errors import CheckpointError
@@ -38,13 +39,14 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{KeeperConfig.path(tier)} can't be read: ftrun writes it and starts the keeper", file=sys.stderr)
         return Code.USAGE
     _give_way()
+    continue_when_orphaned()
     inbox = Inbox(tier, config.parent)
     inbox.open()
     try:
-        with locked(tier.path / "keeper.lock", config.timeout):
+        with locked(tier.path / "keeper.lock", config.timeout, Rouser(tier).look):
             return _serve(tier, config, inbox)
     except CheckpointError as error:
-        _log.error("%s: is the keeper of an earlier launcher stopped?", error)
+        _log.error("%s: does the keeper of an earlier launcher hang?", error)
         return Code.LOCKED_OUT
     except FileNotFoundError as error:
         _log.error("the memory tier is gone: %s", error)

@@ -37,7 +37,7 @@ class LocalTier:
     """
 
     def __init__(self, directory: str, node: int, run_id: str) -> None:
-        self.storage: Storage = PosixStorage(Path(directory).absolute())
+        self.storage: Storage = PosixStorage(Path(directory).absolute(), cached=True)  # the upload follows
         self._node, self._run_id = node, run_id
 
     def works(self) -> list[NodeWork]:

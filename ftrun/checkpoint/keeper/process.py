@@ -132,6 +132,7 @@ class Keeper:
             if process is None:
                 return False
             process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # one that is stopped would take it when the time is over
             try:
                 code = process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

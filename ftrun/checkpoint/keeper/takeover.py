@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.memory.files import own
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.errors import CheckpointError
 
@@ -30,9 +31,10 @@ def claim(tier: Tier, config: KeeperConfig) -> None:
 
     Raises:
         CheckpointError: somebody holds the directory above for too long.
+        PermissionError: a directory is another user's.
         OSError: it can't be made.
     """
-    tier.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own(tier.path.parent)
     with _guarded(tier):
         tier.create()
         if KeeperConfig.read(tier) != config:

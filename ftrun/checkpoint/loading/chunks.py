@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from crc32c import crc32c
 
 from ftrun.checkpoint.checksums import CHUNK
+from ftrun.checkpoint.loading.pages import make_ready
+from ftrun.checkpoint.storage.writing import behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -186,21 +188,13 @@ def _batches(spans: Iterable[_Span], scratch: memoryview) -> Iterator[tuple[int,
 
 
 def _fill(descriptor: int, start: int, views: list[memoryview], chunk: Chunk) -> None:
+    for view in views:
+        make_ready(view)
     wanted = sum(map(len, views))
     done = os.preadv(descriptor, views, start)
     while done < wanted:
-        rest = _behind(views, done)
+        rest = behind(views, done)
         count = os.preadv(descriptor, rest, start + done)
         if count == 0:
             raise Damaged(f"ends before its {chunk.size} bytes")
         done += count
-
-
-def _behind(views: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of views after their first ``done`` bytes."""
-    rest = []
-    for view in views:
-        if done < len(view):
-            rest.append(view[done:])
-        done = max(0, done - len(view))
-    return rest

@@ -58,6 +58,7 @@ class Files:
         self.name = name
         self.notes: list[str] = []
         self._root, self._nearer, self._last = root, nearer, last
+        self._threads = num_threads(1)
         self._sealed = sealed
         self._lock = threading.Lock()
         self._scratch = _Scratch()
@@ -85,6 +86,11 @@ class Files:
             return self._manifest.reason
         assert self._sealed is not None
         return next(iter(self._sealed.seals.values())).reason
+
+    def share_processors(self, ranks: int) -> None:
+        """Read with no more threads than are this process's share, where so many of this machine's read at once."""
+        # A network is waited for; a disk's bytes are copied, for which more threads than cores only get in the way.
+        self._threads = num_threads(1 if self._root.storage.remote else ranks)
 
     def size(self, file: str) -> int:
         """What a file's size must be.
@@ -129,12 +135,17 @@ class Files:
         """
         work = [(file, number, each) for file in sorted(uses) for number, each in _by_chunk(uses[file])]
         middle = int(first * len(work))
-        _in_threads([_bound(self._read, *each) for each in work[middle:] + work[:middle]])
+        _in_threads([_bound(self._read, *each) for each in work[middle:] + work[:middle]], self._threads)
 
-    def require_commit(self, problem: str) -> None:
+    def require_commit(self, problem: str, *, damaged: bool = False) -> None:
         """Go on with what the root holds, for a snapshot in memory that turned out to be unusable.
 
+        Args:
+            problem: what is wrong with it.
+            damaged: its bytes are not those that were written, and never will be; no keeper can commit it.
+
         Raises:
+            CorruptCheckpoint: it was never committed, and is damaged: an older one must do.
             CheckpointError: it was never committed.
         """
         with self._lock:
@@ -143,6 +154,9 @@ class Files:
             try:
                 self._manifest = self._read_manifest()
             except CheckpointError as error:
+                if damaged and isinstance(error, CorruptCheckpoint):
+                    what = f"{problem} in this node's memory, and it isn't committed: {error.detail}"
+                    raise CorruptCheckpoint(what, str(self.name)) from error
                 raise CheckpointError(
                     f"snapshot {self.name} in this node's memory can't be used: {problem}; it isn't committed either "
                     f"({error}), so only an older checkpoint is left to resume from"
@@ -223,9 +237,9 @@ class _Scratch(threading.local):
         self.view = memoryview(bytearray(SCRATCH))
 
 
-def num_threads() -> int:
-    """How many threads read side by side."""
-    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0))))
+def num_threads(ranks: int) -> int:
+    """How many threads of each of some processes read side by side."""
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
 
 
 def _is_whole(sealed: SealedCopies) -> bool:
@@ -246,13 +260,13 @@ def _bound(function: Callable[..., None], *arguments: object) -> Callable[[], No
     return lambda: function(*arguments)
 
 
-def _in_threads(jobs: Sequence[Callable[[], None]]) -> None:
+def _in_threads(jobs: Sequence[Callable[[], None]], threads: int) -> None:
     """Do all jobs; at the first that fails, start no more, and raise its error when the others have ended."""
-    if len(jobs) <= 1 or num_threads() == 1:
+    if len(jobs) <= 1 or threads == 1:
         for job in jobs:
             job()
         return
-    with futures.ThreadPoolExecutor(num_threads(), thread_name_prefix="ftrun-load") as pool:
+    with futures.ThreadPoolExecutor(threads, thread_name_prefix="ftrun-load") as pool:
         pending = [pool.submit(job) for job in jobs]
         done, _ = futures.wait(pending, return_when=futures.FIRST_EXCEPTION)
         failed = [each for each in done if each.exception() is not None]

@@ -237,6 +237,10 @@ class StoredState:
                     found[key] = self._stand_ins[key]
         return found
 
+    def share_processors(self, ranks: int) -> None:
+        """Read with this process's share of the processors, where so many of this machine read at the same time."""
+        self._files.share_processors(ranks)
+
     def close(self) -> None:
         """Let go of everything. Again is no error."""
         self._on_close()

@@ -23,10 +23,15 @@ import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftrun.checkpoint.memory.files import drop_elsewhere, own, put, remove
 from ftrun.checkpoint.records import Seal
+from ftrun.errors import UsageError
+
+__all__ = ["NUM_SLOTS", "SHARED_MEMORY", "Slot", "Tier", "put", "remove"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the directory in it belongs to one user, and nobody else may read it)
 NUM_SLOTS = 2
@@ -100,7 +105,12 @@ class Tier:
 
     @classmethod
     def of(cls, run_dir: Path, node: int | str, where: Path = SHARED_MEMORY) -> Tier:
-        """The tier of a run directory. ``node`` tells apart launchers of one run on one machine."""
+        """The tier of a run directory. ``node`` tells apart launchers of one run on one machine.
+
+        Where there is no shared memory, it lies among the system's temporary files.
+        """
+        if not os.access(where, os.W_OK | os.X_OK):
+            where = Path(tempfile.gettempdir())
         digest = hashlib.blake2b(f"{os.path.realpath(run_dir)}\n{node}".encode(), digest_size=6).hexdigest()
         return cls(where / f"ftrun-{os.getuid()}" / digest)
 
@@ -115,10 +125,27 @@ class Tier:
         return self.path / "outcomes"
 
     def create(self) -> None:
-        """Make the directories, for this user only."""
+        """Make the directories, for this user only.
+
+        Raises:
+            PermissionError: one of them is another user's.
+            OSError: they can't be made.
+        """
         for directory in (self.path.parent, self.path):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own(directory)
         self.outcomes.mkdir(exist_ok=True)
+
+    def require(self) -> None:
+        """:meth:`create`, where the user is to be told why that can't be.
+
+        Raises:
+            UsageError: the directories can't be made, or are another user's.
+        """
+        try:
+            self.create()
+        except OSError as error:
+            where, reason = error.filename or self.path, error.strerror or error
+            raise UsageError(f"the memory for snapshots, {where}, can't be used: {reason}") from error
 
     def remove(self) -> None:
         """Remove it, and the files elsewhere that stand in for shared memory where there was too little."""
@@ -128,6 +155,7 @@ class Tier:
                 with contextlib.suppress(OSError):
                     elsewhere.unlink(missing_ok=True)
                     elsewhere.parent.rmdir()
+        drop_elsewhere(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def slots(self, rank: int) -> tuple[Slot, ...]:
@@ -144,20 +172,3 @@ class Tier:
                 if seal is not None:
                     found.append((slot, seal))
         return found
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write or replace a small file in one step. Nothing is made durable: it is memory."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        remove(temporary)
-        raise
-
-
-def remove(path: Path) -> None:
-    """Remove a file if it is there."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()

@@ -27,9 +27,11 @@ class PosixStorage:
 
     Attributes:
         path: the directory, absolute.
+        cached: leave large files in the page cache, since they are read soon after they are written.
     """
 
     path: Path
+    cached: bool = False
     remote = False
 
     @property
@@ -98,8 +100,7 @@ class PosixStorage:
         """Create a large file. A failure leaves nothing of it; trying again is the caller's to decide."""
         path = self.path / key
         durable.make_dirs(path.parent)
-        with durable.creating(path) as file:
-            writer = Writer(file, size)
+        with durable.creating(path) as file, Writer(file, size, cached=self.cached) as writer:
             for view in source():
                 writer.write(view)
             writer.finish()

@@ -10,10 +10,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
     from typing import BinaryIO
 
 BATCH = 8 * 2**20
@@ -23,34 +26,52 @@ BLOCK = 4096
 """What addresses and lengths must be multiples of; no disk asks for more."""
 
 _MOST_VIEWS = 256  # of one system call
+_DEPTH = 2  # batches under way
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _REFUSALS = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 
 
 class Writer:
-    """Writes a file from its start to its end. One thread uses it.
+    """Writes a file from its start to its end, in a block that ends when nothing is under way any more.
+
+    Past the cache the disk is kept busy with the bytes before while the next ones are summed up. One thread uses it.
 
     Args:
         file: just created; nothing else writes to it.
         size: how many bytes it will have.
+        cached: leave it in the page cache, since it is read soon.
 
     Attributes:
         written: how many it has got, or is about to.
     """
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int, *, cached: bool = False) -> None:
         self.written = 0
         self._descriptor = file.fileno()
-        self._direct = size >= BATCH and _set_direct(self._descriptor)
         self._waiting: list[memoryview] = []
         self._count = 0  # bytes in it
+        self._at = 0  # where in the file they go
         self._begun = 0
+        self._flying: deque[Future[None]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
+        self._direct = size >= BATCH and not cached and _set_direct(self._descriptor)
+        if self._direct:
+            # Filesystems put writes beyond the end one after the other.
+            os.ftruncate(self._descriptor, size)
+            self._pool = ThreadPoolExecutor(_DEPTH, "ftrun-write")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
     def write(self, view: memoryview) -> None:
-        """Add bytes, which stay as they are until :meth:`finish` returns.
+        """Add bytes, which stay as they are until the block ends.
 
         Raises:
-            OSError: writing failed.
+            OSError: writing failed, these bytes or earlier ones.
         """
         self.written += len(view)
         self._waiting.append(view)
@@ -66,38 +87,47 @@ class Writer:
             OSError: writing failed.
         """
         odd = self._count % BLOCK if self._direct else 0
-        if not odd:
-            self._flush()
-            return
-        last = self._waiting.pop()
+        last = self._waiting.pop() if odd else memoryview(b"")
         odd = min(odd, len(last))
-        if len(last) > odd:
-            self._waiting.append(last[:-odd])
+        self._waiting.append(last[: len(last) - odd])
+        self._count -= odd
         self._flush()
-        self._leave_direct()
-        self._waiting = [last[-odd:]]
-        self._flush()
+        while self._flying:
+            self._flying.popleft().result()
+        if odd:
+            self._leave_direct()
+            self._put([last[-odd:]], self._at)
 
     def _flush(self) -> None:
-        views, self._waiting, self._count = self._waiting, [], 0
-        while views:
+        views, at = self._waiting, self._at
+        self._at += self._count
+        self._waiting, self._count = [], 0
+        if self._direct and self._pool is not None:
+            if len(self._flying) == _DEPTH:
+                self._flying.popleft().result()
+            self._flying.append(self._pool.submit(self._put, views, at))
+        else:
+            self._put(views, at)
+            self._begin_writing()
+
+    def _put(self, views: list[memoryview], at: int) -> None:
+        while views := [view for view in views if len(view)]:
+            direct = self._direct
             try:
-                count = os.writev(self._descriptor, views)
+                count = os.pwritev(self._descriptor, views, at)
             except OSError as error:
-                if not self._direct or error.errno not in _REFUSALS:
+                if not direct or error.errno not in _REFUSALS:
                     raise
                 count = 0
-            if self._direct and (count == 0 or count % BLOCK):
+            if direct and (count == 0 or count % BLOCK):
                 self._leave_direct()
-            views = behind(views, count)
-        if not self._direct:
-            self._begin_writing()
+            views, at = behind(views, count), at + count
 
     def _leave_direct(self) -> None:
         """Go on through the cache: this filesystem, or these bytes, can't do without."""
-        self._direct = False
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
+        self._direct = False  # only now: another thread may be about to judge what it is told
 
     def _begin_writing(self) -> None:
         """Have the kernel write what has gathered, so that the disk works while the rest is summed."""

@@ -1,0 +1,129 @@
+"""Small files of the memory tier: replaced in one step, and on a disk where shared memory is full. No torch.
+
+Where there is no room for one, its content goes into a file below the system's directory for temporary files, and a
+link stands in the tier: that takes no room in shared memory. Readers follow it without noticing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write or replace a small file in one step. Nothing is made durable: it is memory.
+
+    Raises:
+        OSError: the directory is gone, or there is no room on the disk either.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    before = _elsewhere(path)
+    try:
+        after = _write(path, temporary, content)
+        temporary.replace(path)
+    except OSError:
+        remove(temporary)
+        raise
+    if before is not None and before != after:
+        _drop(before)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there, and what it stands for elsewhere."""
+    elsewhere = _elsewhere(path)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    if elsewhere is not None:
+        _drop(elsewhere)
+
+
+def drop_elsewhere(directory: Path) -> None:
+    """Remove what lies elsewhere for links in a directory or below it, before that is removed itself."""
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            elsewhere = _elsewhere(Path(parent, name))
+            if elsewhere is not None:
+                _drop(elsewhere)
+
+
+def own(directory: Path) -> None:
+    """Make a directory for this user only, or see that one is there which is no other user's; root may have made it.
+
+    Raises:
+        PermissionError: it is another user's, or no directory: what that one puts there would be taken for ours.
+        OSError: it can't be made.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise PermissionError(errno.EPERM, "it is a link, and must be a directory: remove it", str(directory))
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(
+            errno.EPERM,
+            f"it belongs to user {status.st_uid}, not to user {os.geteuid()}: have that user remove it",
+            str(directory),
+        )
+
+
+def _write(path: Path, temporary: Path, content: bytes) -> Path | None:
+    """Write the temporary file, which may be a link; what it leads to then."""
+    try:
+        temporary.write_bytes(content)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+    else:
+        return None
+    temporary.unlink()
+    spare = _spare_of(path)
+    own(_spare_root().parent)
+    own(_spare_root())
+    own(spare.parent)
+    new = spare.with_name(f".{spare.name}.{os.getpid()}.tmp")
+    try:
+        new.write_bytes(content)
+        new.replace(spare)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    temporary.symlink_to(spare)
+    return spare
+
+
+def _elsewhere(path: Path) -> Path | None:
+    """The file outside shared memory that one in it stands for; None for a plain one, or none."""
+    try:
+        target = Path(os.readlink(path))
+    except OSError:
+        return None
+    return target if target.parent.parent.name == _SPARE else None
+
+
+def _drop(spare: Path) -> None:
+    with contextlib.suppress(OSError):  # others in its directory
+        spare.unlink(missing_ok=True)
+        spare.parent.rmdir()
+
+
+def _spare_root() -> Path:
+    return Path(tempfile.gettempdir()) / f"ftrun-{os.geteuid()}" / _SPARE
+
+
+def _spare_of(path: Path) -> Path:
+    # Short, for tmpfs keeps a link of up to 127 bytes where it needs no room.
+    directory, name = (_digest(os.fsencode(each)) for each in (path.parent.absolute(), path.name))
+    return _spare_root() / directory / name
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+
+_SPARE = "spare"

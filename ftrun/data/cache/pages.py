@@ -1,0 +1,178 @@
+"""A page of numbers for each process that uses the cache: what it has counted, and the limit that it was given.
+
+A page is a small mapped file on which its process holds a shared lock as long as it lives. Pages of the dead are added
+to ``p/total`` by the next sweep.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from ftrun.data.cache.records import COUNTED, Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LENGTH = len(COUNTED) + 1
+_SIZE = 8 * _LENGTH
+_LIMIT = len(COUNTED)
+_INDEX = {name: number for number, name in enumerate(COUNTED)}
+_MICRO = 1_000_000
+TOTAL = "total"
+NO_LIMIT = 2**62
+
+
+class Page:
+    """The numbers of this process. Any thread may add to them."""
+
+    def __init__(self, directory: str | None, limit: int | None) -> None:
+        """Make a page. The caller holds the cache's lock, so that no sweep takes a page that isn't locked yet.
+
+        Args:
+            directory: where pages lie; None to count for this process alone.
+            limit: bytes that this process allows the cache to take.
+        """
+        self._guard = threading.Lock()
+        self._descriptor = -1
+        self._map: mmap.mmap | None = None
+        self._numbers: memoryview | array.array[int] = array.array("q", [0] * _LENGTH)
+        self._numbers[_LIMIT] = NO_LIMIT if limit is None else limit
+        if directory is not None:
+            with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to count
+                self._share(directory)
+
+    def _share(self, directory: str) -> None:
+        path = f"{directory}/{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _hold(descriptor)
+            assert isinstance(self._numbers, array.array)
+            os.write(descriptor, self._numbers.tobytes())  # written, not only sized: a full disk would kill us later
+            self._map = mmap.mmap(descriptor, _SIZE)
+        except OSError:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        self._descriptor = descriptor
+        self._numbers = memoryview(self._map).cast("q")
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Count something. Seconds are held in microseconds."""
+        number = int(amount * _MICRO) if name == "wait_seconds" else int(amount)
+        with self._guard:
+            self._numbers[_INDEX[name]] += number
+
+    def counters(self) -> Counters:
+        """What this process has counted."""
+        return _counters(tuple(self._numbers))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError, TypeError):  # the interpreter may be on its way out
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of the page: it belongs to the process we were forked from, or nobody uses it any more."""
+        if self._map is None:
+            return
+        numbers, self._numbers = self._numbers, array.array("q", self._numbers)
+        assert isinstance(numbers, memoryview)
+        whole = numbers.obj
+        numbers.release()
+        assert whole is self._map
+        self._map.close()  # it holds a descriptor of its own, and so the lock
+        self._map = None
+        os.close(self._descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    """Lock our page, which somebody who asks whether we live may hold for a moment."""
+    for _ in range(100):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        time.sleep(0.001)
+    raise BlockingIOError(errno.EAGAIN, "the page is locked")
+
+
+def _counters(numbers: tuple[int, ...]) -> Counters:
+    values: dict[str, Any] = {name: numbers[number] for name, number in _INDEX.items()}
+    return Counters(**{**values, "wait_seconds": values["wait_seconds"] / _MICRO})
+
+
+def _read(path: str) -> tuple[int, ...] | None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_SIZE + 1)
+    except OSError:
+        return None
+    return struct.unpack(f"={_LENGTH}q", data) if len(data) == _SIZE else None
+
+
+def _pages(directory: str) -> Iterator[tuple[str, bool]]:
+    """Paths of the pages, and whether their process lives."""
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if name == TOTAL:
+                continue
+            path = f"{directory}/{name}"
+            with contextlib.suppress(FileNotFoundError):
+                yield path, in_use(path)
+
+
+def in_use(path: str) -> bool:
+    """Whether a process holds a lock on a file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def smallest_limit(directory: str) -> int:
+    """The smallest limit that a living process of the node has been given."""
+    limits = [NO_LIMIT]
+    for path, alive in _pages(directory):
+        numbers = _read(path) if alive else None
+        if numbers is not None:
+            limits.append(numbers[_LIMIT])
+    return min(limits)
+
+
+def node_counters(directory: str) -> Counters:
+    """What all processes have counted since the cache was made."""
+    paths = [f"{directory}/{TOTAL}", *(path for path, _ in _pages(directory))]
+    read = [_counters(numbers) for path in paths if (numbers := _read(path)) is not None]
+    return sum(read, Counters())
+
+
+def fold(directory: str) -> None:
+    """Add the pages of dead processes to the total, and remove them. The caller holds the cache's lock."""
+    dead = [path for path, alive in _pages(directory) if not alive]
+    if not dead:
+        return
+    total = [0] * _LENGTH
+    for path in (f"{directory}/{TOTAL}", *dead):
+        numbers = _read(path) or (0,) * _LENGTH
+        total = [one + other for one, other in zip(total, numbers, strict=True)]
+    total[_LIMIT] = 0
+    written = f"{directory}/{TOTAL}.new"
+    with open(written, "wb") as file:
+        file.write(struct.pack(f"={_LENGTH}q", *total))
+    os.replace(written, f"{directory}/{TOTAL}")
+    for path in dead:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # not ours, then
+            os.unlink(path)

@@ -1,0 +1,59 @@
+"""Removing what the dead have left, and what nobody needs any more. The caller holds the cache's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from ftrun import durable
+from ftrun.data.cache import eviction, pages
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftrun.data.cache.books import Account
+    from ftrun.data.cache.layout import Layout
+
+
+def sweep(layout: Layout, account: Account) -> None:
+    """Remove the temporary files and pages of processes that are gone.
+
+    Raises:
+        OSError: the disk is broken or read-only.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(layout.temps):
+            _drop_temp(f"{layout.temps}/{name}", account)
+    pages.fold(layout.pages)
+
+
+def _drop_temp(path: str, account: Account) -> None:
+    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+        if os.path.islink(path):  # a pointer in the making; its maker held the lock that we hold
+            os.unlink(path)
+        elif not pages.in_use(path):
+            size = os.stat(path).st_size
+            os.unlink(path)
+            account.total -= size
+
+
+def compact(path: Path, present: set[str]) -> None:
+    """Rewrite an index without the objects that are gone, when most of them are."""
+    lines: dict[str, bytes] = {}
+    count = 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            count += 1
+            key = line.partition(b" ")[0].decode("ascii", "replace")
+            if key in present and line.endswith(b"\n"):
+                lines[key] = line
+    if count > 2 * len(lines) + 64:
+        durable.write(path, b"".join(lines.values()))
+
+
+def compact_all(layout: Layout) -> None:
+    """Shorten every index that has grown too long."""
+    for shard in eviction.shards(layout):
+        present = {entry.name.partition(".")[0] for entry, _ in eviction.files(f"{layout.objects}/{shard}")}
+        compact(layout.index(shard), present)

@@ -1,0 +1,211 @@
+"""One loader that is fetched ahead of: where it is, how far ahead the filler has got, and what is due next."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ftrun.data.filler.urls import UrlIndex
+from ftrun.data.position import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ftrun.data.filler.course import Course
+    from ftrun.data.filler.urls import Strings
+
+_BLOCK = 2048
+_FIRST = 64
+"""Files that are fetched before anybody knows how large they are."""
+_MANY = 3
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far ahead the filler goes.
+
+    Attributes:
+        samples: of this node.
+        bytes: that they take.
+    """
+
+    samples: int = 16_384
+    bytes: int = 16 << 30
+
+
+class Due(NamedTuple):
+    """One file to bring in.
+
+    Attributes:
+        lane: whose it is.
+        sample: its index in the dataset.
+        epoch: in which it is read.
+        place: at which.
+        failures: attempts at it that failed.
+    """
+
+    lane: Lane
+    sample: int
+    epoch: int
+    place: int
+    failures: int = 0
+
+    @property
+    def position(self) -> Position:
+        """When it is read."""
+        return Position(self.epoch, self.place)
+
+    @property
+    def url(self) -> str:
+        """What it is."""
+        return self.lane.urls[self.sample]
+
+
+class Lane:
+    """One loader. Not thread-safe: whoever calls holds the filler's lock.
+
+    Args:
+        name: of the loader.
+        course: what is read.
+        urls: by dataset index.
+        files: the cache.
+        bounds: how far to go ahead.
+        position: where the training is.
+    """
+
+    def __init__(
+        self, name: str, course: Course, urls: Strings, files: Any, bounds: Bounds, position: Position
+    ) -> None:
+        self.name = name
+        self.course = course
+        self.urls = urls
+        self.files = files
+        self.position = position
+        self.steps_left: int | None = None
+        self.pace = 0.0
+        self.paused = 0.0
+        self._bounds = bounds
+        self._cursor = position
+        self._queue: deque[Due] = deque()
+        self._again: list[tuple[float, int, int, Due]] = []
+        self._known = 0
+        self._bytes = 0
+        self._index: UrlIndex | None = None
+        self._gone: set[int] = set()
+
+    @property
+    def mean(self) -> float:
+        """Bytes of a file, as far as they are known."""
+        return self._bytes / self._known if self._known else 0.0
+
+    @property
+    def ahead(self) -> float:
+        """Samples of all ranks from the position to what is taken next."""
+        return max(0.0, self.course.distance(self._queue[0].position if self._queue else self._cursor, self.position))
+
+    @property
+    def steps_ahead(self) -> float:
+        """The same in steps."""
+        return self.ahead / self.course.global_batch
+
+    def steps_to(self, due: Due) -> float:
+        """Steps until a file is read."""
+        return self.course.distance(due.position, self.position) / self.course.global_batch
+
+    def move(self, position: Position, steps_left: int | None) -> bool:
+        """The training is there now; whether that is news. Backwards, everything is looked at again."""
+        news = (position, steps_left) != (self.position, self.steps_left)
+        self.steps_left = steps_left
+        if position == self.position:
+            return news
+        if self.course.distance(position, self.position) < 0:
+            self._queue.clear()
+            self._again.clear()
+            self._cursor = position
+        self.position = position
+        if self.course.distance(self._cursor, position) < 0:
+            self._cursor = position
+        return True
+
+    def note(self, size: int) -> None:
+        """A file has so many bytes."""
+        if size:
+            self._known += 1
+            self._bytes += size
+
+    def later(self, due: Due, at: float) -> None:
+        """Try once more, unless the ranks have had to do it by then.
+
+        Args:
+            due: what failed.
+            at: on the monotonic clock.
+        """
+        if due.failures < _MANY:
+            heapq.heappush(self._again, (at, due.epoch, due.place, due._replace(failures=due.failures + 1)))
+
+    def gone(self, due: Due) -> None:
+        """Its file isn't there any more: whoever reads it will say so."""
+        self._gone.add(due.sample)
+
+    def back(self, due: Due, until: float) -> None:
+        """It can't be brought in before that time on the monotonic clock."""
+        self._queue.appendleft(due)
+        self.paused = until
+
+    def take(self, now: float) -> Due | None:
+        """What is due next; None where enough is ahead, or nothing is known."""
+        if now < self.paused:
+            return None
+        while self._again and self._again[0][0] <= now:
+            due = heapq.heappop(self._again)[-1]
+            if self.steps_to(due) >= 0:
+                return due
+        while True:
+            while self._queue:
+                due = self._queue.popleft()
+                if due.sample not in self._gone and self.course.distance(due.position, self.position) >= 0:
+                    return due
+            if not self._refill():
+                return None
+
+    def _refill(self) -> bool:
+        course = self.course
+        room = int(self._limit() - course.distance(self._cursor, self.position))
+        # Not for a file at a time: orders are computed in blocks.
+        if room < min(_BLOCK, max(1, int(self._limit()) // 8)):
+            return False
+        stretch = course.stretch(self._cursor, min(room, _BLOCK))
+        if stretch is None:
+            return False
+        self._cursor = stretch.after
+        pairs = zip(stretch.places.tolist(), stretch.indices.tolist(), strict=True)
+        self._queue.extend(Due(self, index, stretch.epoch, place) for place, index in pairs)
+        return True
+
+    def _limit(self) -> float:
+        """Samples of all ranks that may be ahead."""
+        mine = float(self._bounds.samples if self._known else min(_FIRST, self._bounds.samples))
+        if self.mean:
+            mine = max(1.0, min(mine, self._bounds.bytes / self.mean))
+        everyone = mine * self.course.world_size / max(1, len(self.course.ranks))
+        # After a whole epoch everything has come by.
+        everyone = min(everyone, float(self.course.length(self._cursor.epoch)))
+        everyone = max(everyone, float(self.course.global_batch))
+        return everyone if self.steps_left is None else min(everyone, self.steps_left * self.course.global_batch)
+
+    def next_use(self, urls: Sequence[str]) -> NDArray[np.float64]:
+        """Steps until each file is read next; infinity for those that aren't this loader's."""
+        if self._index is None:
+            self._index = UrlIndex(self.urls)
+        found = np.full(len(urls), np.inf)
+        if len(self.urls):
+            indices = self._index.find(urls)
+            mine = np.flatnonzero(indices >= 0)
+            found[mine] = self.course.next_use(indices[mine], self.position) / self.course.global_batch
+        return found

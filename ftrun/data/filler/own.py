@@ -1,0 +1,65 @@
+"""Fetching ahead in the loader's own process, for loaders that no Session has made."""
+
+from __future__ import annotations
+
+import weakref
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ftrun.data.filler import orders
+from ftrun.data.filler.course import Course
+from ftrun.data.filler.filler import Filler
+from ftrun.data.filler.lane import Bounds, Lane
+from ftrun.data.filler.urls import files_of
+
+if TYPE_CHECKING:
+    from ftrun.data.filler.orders import EpochOrder
+    from ftrun.data.position import Position
+
+THREADS = 8
+_SAMPLES = 4096
+"""Each rank fetches for itself here: together they go as far as a node's filler."""
+
+
+class Idle:
+    """For loaders whose data lies in no cache."""
+
+    def at(self, position: Position) -> None:
+        """Nothing is done about it."""
+
+
+class OwnFiller:
+    """Threads that fetch ahead of one loader, and end with it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._filler = Filler(THREADS)
+        self._filler.follow([lane])
+        weakref.finalize(self, self._filler.stop)
+
+    def at(self, position: Position) -> None:
+        """The committed position is this now."""
+        self._filler.moved(self._lane, position, None)
+
+
+def own_filler(loader: Any) -> OwnFiller | Idle:
+    """What fetches ahead of a loader that nobody else fetches ahead of. Called at its first loop.
+
+    Args:
+        loader: an :class:`ftrun.DataLoader`.
+    """
+    found = files_of(loader.dataset)
+    if found is None or orders.must_be_written(loader.recipe):
+        return Idle()
+    files, urls = found
+    recipe = loader.recipe
+
+    @lru_cache(maxsize=4)
+    def computed(epoch: int) -> EpochOrder | None:
+        return orders.computed(recipe, epoch)
+
+    course = Course(recipe.global_batch, loader.share.world_size, (loader.share.rank,), computed)
+    # Of its own: what the training process has open belongs to its reads.
+    own = type(files).from_spec(files.spec())
+    most = Bounds().bytes if files.limit is None else max(1, files.limit // 2)
+    return OwnFiller(Lane("own", course, urls, own, Bounds(_SAMPLES, most), loader.position))

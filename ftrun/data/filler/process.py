@@ -1,0 +1,110 @@
+"""A filler from outside: started, started again when it dies, and ended. It is never waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ftrun
+from ftrun.contract import WorkerContract
+
+if TYPE_CHECKING:
+    from ftrun.data.filler.places import FillDir
+
+_FIRST, _LONGEST = 0.2, 30.0
+_HEALTHY = 60.0
+"""Seconds of life after which a death counts as the first one."""
+_LEAVE = 2.0
+_LOG_BYTES = 1 << 20
+
+
+class FillerProcess:
+    """The filler of one directory, as its parent holds it. One thread uses it.
+
+    Args:
+        directory: the run's.
+    """
+
+    def __init__(self, directory: FillDir) -> None:
+        self.directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = self._not_before = 0.0
+        self._deaths = 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while there is none."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    def ensure(self) -> None:
+        """Have a filler that runs. Cheap where there is one; one that died is replaced, after a growing pause."""
+        now = time.monotonic()
+        process = self._process
+        if process is not None:
+            if process.poll() is None:
+                return
+            self._process = None
+            self._deaths = 1 if now - self._started > _HEALTHY else self._deaths + 1
+            self._not_before = now + min(_LONGEST, _FIRST * 2.0 ** (self._deaths - 1))
+        if now >= self._not_before and self.directory.plans.is_dir():
+            self._started = now
+            try:
+                self._process = _spawn(self.directory)
+            except OSError:
+                self._not_before = now + _LONGEST
+            else:
+                _give_way_at_the_disk(self._process.pid)
+
+    def finish(self) -> None:
+        """End it. It holds nothing that would be lost."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(_LEAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, and goes when that lets it
+                process.wait(_LEAVE)
+
+
+def _spawn(directory: FillDir) -> subprocess.Popen[bytes]:
+    # Without the current directory on its path: a script's neighbours may be named like modules of the library.
+    command = [sys.executable, "-P", "-m", "ftrun.data.filler", str(directory.path), str(os.getpid())]
+    # The cache is known, and it is no worker; NumPy needs no threads for what it does there.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop(WorkerContract.VARIABLE, None)
+    home = Path(ftrun.__file__).parent.parent
+    if home.name not in ("site-packages", "dist-packages"):  # those are found, and must not come before the library
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(home)]))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        if directory.log.stat().st_size > _LOG_BYTES:
+            directory.log.unlink()
+    log = os.open(directory.log, flags, 0o600)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def _give_way_at_the_disk(pid: int) -> None:
+    """The lowest priority for disks that still gets its turn."""
+    with contextlib.suppress(Exception):  # a courtesy, on whatever system this is
+        import psutil
+
+        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, 7)

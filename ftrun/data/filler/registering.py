@@ -1,0 +1,211 @@
+"""A rank's side: saying what its node reads, and then, at each step, how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ftrun.data.filler import orders
+from ftrun.data.filler.page import Page
+from ftrun.data.filler.places import FillDir, Pointer, Pool, put_json
+from ftrun.data.filler.plans import FillPlan
+from ftrun.data.filler.shown import Shown, baseline
+from ftrun.data.filler.urls import files_of, pack, store
+from ftrun.data.order import TORCH, order_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ftrun.data.filler.urls import Strings
+    from ftrun.data.position import Position, Recipe
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Berth:
+    """Where a rank stands, as far as a plan goes.
+
+    Attributes:
+        run_dir: of the run.
+        node: number of the node.
+        attempt: of the run.
+        world_size: ranks that share each global batch.
+        ranks: those of this node.
+    """
+
+    run_dir: Path
+    node: int
+    attempt: int
+    world_size: int
+    ranks: tuple[int, ...]
+
+
+class Registered:
+    """One loader that is fetched ahead of by the node's filler. Training thread; writing is left to another one.
+
+    Args:
+        berth: where this rank stands.
+        name: of the loader.
+        loader: an :class:`ftrun.DataLoader` over files of a cache.
+        files: the cache.
+        urls: by dataset index.
+    """
+
+    def __init__(self, berth: Berth, name: str, loader: Any, files: Any, urls: Strings) -> None:
+        self._berth = berth
+        self._name = name
+        self._loader = loader
+        self._files = files
+        self._recipe: Recipe = loader.recipe
+        self._written = orders.must_be_written(self._recipe)
+        self._position: Position = loader.position
+        self._steps_left: int | None = None
+        self._page: Page | None = None
+        self._orders_of = -1
+        self.directory = Pool.of(files.root).run(berth.run_dir, berth.node)
+        self._make()
+        # A user's sampler is asked by the training thread, which would ask it a moment later anyway.
+        first = self._listed(self._position.epoch) if self._written and self._recipe.order != TORCH else None
+        self._thread = threading.Thread(target=self._register, args=(urls, first), name="ftrun-register", daemon=True)
+        self._thread.start()
+
+    def at(self, position: Position) -> None:
+        """The committed position is this now. A few stores in memory."""
+        self._position = position
+        page = self._page
+        if page is not None:
+            page.write(position, self._steps_left)
+            if self._written and position.epoch != self._orders_of and position.samples:
+                self._write_orders_beside(position.epoch)
+
+    def expect(self, steps_left: int | None) -> None:
+        """The run will make so many more steps with this loader; None where nobody knows."""
+        self._steps_left = steps_left
+
+    def settle(self, seconds: float) -> None:
+        """Wait for what is being written."""
+        self._thread.join(seconds)
+
+    def final(self) -> Shown:
+        """What has happened in the cache since the run began."""
+        files = self._files
+        return Shown(root=str(files.root), limit=files.limit).counted(
+            files.counters(node=True), baseline(self.directory)
+        )
+
+    def _make(self) -> None:
+        pointer = Pointer.of(self._berth.run_dir, self._berth.node)
+        self._is_new = pointer.read() != self.directory
+        with contextlib.suppress(OSError):  # said by what is written next
+            if self._is_new:
+                self.directory.remove()  # of an earlier run in a run directory of that name
+            self.directory.make()
+
+    # In a thread of its own
+
+    def _register(self, urls: Strings, first: tuple[NDArray[Any], NDArray[Any] | None] | None) -> None:
+        try:
+            self._write(urls, first)
+        except Exception as error:  # a full disk, options that JSON doesn't know: it is fetched when it is read, then
+            _log.warning("ftrun: loader %r is not fetched ahead of: %s: %s", self._name, type(error).__name__, error)
+
+    def _write(self, urls: Strings, first: tuple[NDArray[Any], NDArray[Any] | None] | None) -> None:
+        berth, directory, name = self._berth, self.directory, self._name
+        spec = self._files.spec()
+        json.dumps(spec)
+        if self._is_new:
+            Pointer.of(berth.run_dir, berth.node).point(directory)
+        if not directory.baseline.exists():
+            put_json(directory.baseline, asdict(self._files.counters(node=True)))
+        digest, content = pack(urls)
+        store(directory.pool.urls(digest), content)
+        del content
+        if first is not None:
+            orders.write(directory.order(name, self._position.epoch), *first)
+        elif self._written:
+            self._write_orders(self._position.epoch)
+        page = Page(directory.page(name, berth.attempt), self._position)
+        plan = FillPlan(
+            loader=name,
+            attempt=berth.attempt,
+            recipe=self._recipe,
+            world_size=berth.world_size,
+            ranks=berth.ranks,
+            position=self._position,
+            urls=digest,
+            files=spec,
+            written=self._written,
+        )
+        put_json(directory.plan(name), plan.to_json())
+        self._page = page
+        page.write(self._position, self._steps_left)
+        self._drop_old(directory)
+
+    def _drop_old(self, directory: FillDir) -> None:
+        mine = directory.page(self._name, self._berth.attempt)
+        for path in directory.plans.glob(f"{mine.name.partition('.')[0]}.*.page"):
+            if path != mine:
+                path.unlink(missing_ok=True)
+
+    # Orders
+
+    def _listed(self, epoch: int) -> tuple[NDArray[Any], NDArray[Any] | None] | None:
+        """The order of an epoch that the filler can't compute, and where its batches end."""
+        recipe = self._recipe
+        if recipe.order == TORCH and recipe.n is not None:
+            return order_of(recipe, epoch).take(0, recipe.n), None
+        ask = getattr(self._loader, "listed", None)
+        found: tuple[NDArray[Any], NDArray[Any] | None] | None = ask(epoch) if ask is not None else None
+        return found
+
+    def _write_orders_beside(self, epoch: int) -> None:
+        self._orders_of = epoch
+        threading.Thread(target=self._try_orders, args=(epoch,), name="ftrun-register", daemon=True).start()
+
+    def _try_orders(self, epoch: int) -> None:
+        with contextlib.suppress(Exception):  # a hint that is missing costs time only
+            self._write_orders(epoch)
+
+    def _write_orders(self, epoch: int) -> None:
+        """This epoch's, and where it can be known the next one's; older ones go."""
+        self._orders_of = epoch
+        epochs = (epoch, epoch + 1) if self._recipe.order == TORCH else (epoch,)
+        for each in epochs:
+            listed = self._listed(each)
+            if listed is not None:
+                orders.write(self.directory.order(self._name, each), *listed)
+        prefix = self.directory.order(self._name, epoch).name.partition(".")[0]
+        for path in self.directory.plans.glob(f"{prefix}.*.*"):
+            number = path.name.split(".")[1]
+            if path.suffix in (".order", ".ends") and number.isdecimal() and int(number) < epoch:
+                path.unlink(missing_ok=True)
+
+
+def register(berth: Berth, name: str, loader: Any) -> Registered | None:
+    """Have a loader fetched ahead of; None for data that lies in no cache, or that has no order."""
+    found = files_of(loader.dataset)
+    if found is None or getattr(loader, "recipe", None) is None:
+        return None
+    return Registered(berth, name, loader, *found)
+
+
+def finish(berth: Berth, directory: FillDir, last: Shown) -> None:
+    """The run is over: what it leaves is what is shown of it."""
+    with contextlib.suppress(OSError):
+        Pointer.of(berth.run_dir, berth.node).point(None, replace(last, pid=0, steps_ahead=0.0).to_json())
+    directory.remove()
+
+
+def keep_only(directory: FillDir, attempt: int) -> None:
+    """Forget the loaders of earlier attempts that this one doesn't have any more."""
+    for path in directory.plans.glob("*.json"):
+        plan = FillPlan.read(path)
+        if plan is None or plan.attempt != attempt:
+            path.unlink(missing_ok=True)

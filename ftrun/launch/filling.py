@@ -1,0 +1,117 @@
+"""The node's filler, as the agent sees it: started when workers have something to fetch, told where they resume."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ftrun.checkpoint.layout import MANIFEST, AttemptName, attempt_key
+from ftrun.checkpoint.manifest import Manifest
+from ftrun.data.filler.places import Pointer, put_json
+from ftrun.data.filler.plans import Resume
+from ftrun.data.filler.process import FillerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ftrun.checkpoint.memory.tier import Tier
+    from ftrun.data.filler.places import FillDir
+    from ftrun.launch.plan import LaunchPlan
+    from ftrun.launch.rounds import Round
+
+_LOOK = 0.25
+
+
+class Filling:
+    """One launcher's filler. Main thread of the agent; nothing here waits for a disk or a remote.
+
+    Args:
+        plan: of the launch.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._node = 0
+        self._process: FillerProcess | None = None
+        self._looked = 0.0
+
+    def begin(self, current: Round, node: int, tier: Tier | None, ranks: Sequence[int], world_size: int) -> None:
+        """An attempt's workers are starting: have what they will read first fetched before they ask for it.
+
+        Args:
+            current: what was settled for the attempt.
+            node: this node's number in it.
+            tier: the node's memory tier.
+            ranks: this node's.
+            world_size: ranks in all.
+        """
+        self._node = node
+        directory = self._pointer.read()
+        if directory is None:
+            return  # nothing was ever registered here
+        asking = _Asking(self._plan, current, tier, tuple(ranks), world_size)
+        threading.Thread(target=asking.tell, args=(directory,), name="ftrun-resume", daemon=True).start()
+        self._looked = 0.0
+        self.look()
+
+    def look(self) -> None:
+        """See that the filler runs where there is something to fetch. Called at every turn of the monitor; cheap."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        self._looked = now
+        directory = self._pointer.read()
+        if self._process is not None and self._process.directory != directory:
+            self._process.finish()
+            self._process = None
+        if directory is not None:
+            self._process = self._process or FillerProcess(directory)
+            self._process.ensure()
+
+    def pids(self) -> list[int]:
+        """The filler's process, which isn't a worker's."""
+        return [self._process.pid] if self._process is not None and self._process.pid else []
+
+    def finish(self) -> None:
+        """End the filler."""
+        if self._process is not None:
+            self._process.finish()
+
+    @property
+    def _pointer(self) -> Pointer:
+        return Pointer.of(self._plan.run_dir.path, self._node)
+
+
+class _Asking:
+    """Where the loaders were in the checkpoint that is resumed from. In a thread: its storage may be slow."""
+
+    def __init__(
+        self, plan: LaunchPlan, current: Round, tier: Tier | None, ranks: tuple[int, ...], world_size: int
+    ) -> None:
+        self._plan = plan
+        self._current = current
+        self._tier = tier
+        self._ranks = ranks
+        self._world_size = world_size
+
+    def tell(self, directory: FillDir) -> None:
+        """Write it down for the filler."""
+        # What goes wrong here the workers will meet, and say; the filler then waits for them.
+        with contextlib.suppress(OSError, ValueError):
+            loaders = (self._data() or {}).get("loaders", {})
+            resume = Resume(self._current.attempt, self._world_size, self._ranks, loaders)
+            put_json(directory.resume, asdict(resume))
+
+    def _data(self) -> dict[str, Any] | None:
+        current = self._current
+        if current.resume is None:
+            return None
+        if current.resume_sealed and self._tier is not None:
+            found = [seal.data for _, seal in self._tier.sealed() if seal.attempt == current.resume]
+            if found:
+                return found[0]
+        key = attempt_key(AttemptName.of(current.resume), MANIFEST)
+        return Manifest.from_bytes(self._plan.open_root().read(key)).data

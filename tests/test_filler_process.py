@@ -1,0 +1,246 @@
+"""The filler's process: what it fetches, what ends it, and what it takes no harm from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from conftest import eventually
+from filler_kit import SIZE, N, Remote, Urls, filler, loader, remote  # noqa: F401 - a fixture
+from torch.utils.data import Subset
+
+from ftrun.data.filler import registering
+from ftrun.data.filler.places import Pointer, put_json
+from ftrun.data.filler.plans import FillPlan
+from ftrun.data.filler.process import FillerProcess
+from ftrun.data.filler.registering import Berth
+from ftrun.data.filler.shown import of_run
+from ftrun.data.order import order_of
+from ftrun.data.position import Position
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftrun.data.filler.registering import Registered
+
+WAIT = 30.0
+
+
+def berth(run: Path, attempt: int = 1, world: int = 1, ranks: tuple[int, ...] = (0,)) -> Berth:
+    run.mkdir(exist_ok=True)
+    return Berth(run, 0, attempt, world, ranks)
+
+
+def registered(where: Berth, made: Any, name: str = "data") -> Registered:
+    found = registering.register(where, name, made)
+    assert found is not None
+    found.settle(WAIT)
+    return found
+
+
+def names(made: Any, epoch: int, start: int, stop: int) -> set[str]:
+    recipe = made.recipe
+    return {f"f{index:04d}.bin" for index in order_of(recipe, epoch).take(start, stop).tolist()}
+
+
+def test_it_fetches_each_file_once_as_far_as_the_run_goes_and_ends_with_its_parent(
+    tmp_path: Path,
+    remote: Remote,  # noqa: F811
+) -> None:
+    made = loader(Urls(remote.fill(), remote.files()))
+    where = berth(tmp_path / "run")
+    told = registered(where, made)
+    told.expect(5)
+    told.at(Position(0, 8))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SPAWN, str(told.directory.path)], env=os.environ | remote.environment
+    )
+    try:
+        eventually(lambda: len(remote.reads()) == 40, WAIT, "forty files")
+        pid = eventually(lambda: remote.shown(where.run_dir).get("pid"), WAIT, "a sign of life")
+    finally:
+        parent.kill()
+        parent.wait(10)
+    eventually(lambda: not psutil.pid_exists(pid) or _is_dead(pid), 5.0, "the filler's end")
+    assert remote.reads() == dict.fromkeys(names(made, 0, 8, 48), 1)
+    # And what a rank reads then is there.
+    made.load_state_dict(made.state_dict() | {"samples": 8})
+    batch = next(iter(made))
+    assert {f"f{number:04d}.bin" for number in batch.tolist()} == names(made, 0, 8, 16)
+    assert max(remote.reads().values()) == 1
+
+
+# A parent that starts the filler as launchers do, and then only waits to be killed.
+SPAWN = """
+import sys, time
+from pathlib import Path
+from ftrun.data.filler.places import FillDir
+from ftrun.data.filler.process import FillerProcess
+process = FillerProcess(FillDir(Path(sys.argv[1])))
+while True:
+    process.ensure()
+    time.sleep(0.05)
+"""
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_it_goes_on_where_the_launcher_says_with_other_ranks_and_then_where_the_ranks_are(
+    tmp_path: Path,
+    remote: Remote,  # noqa: F811
+) -> None:
+    made = loader(Urls(remote.fill(), remote.files()), rank=0, world_size=2)
+    where = berth(tmp_path / "run", world=2, ranks=(0,))
+    told = registered(where, made)
+    told.expect(1)
+    told.at(Position(0, 0))
+    order = order_of(made.recipe, 0).take(0, N).tolist()
+    with filler(told.directory, remote):
+        eventually(lambda: len(remote.reads()) == 4, WAIT, "the first rank's share of a step")
+        assert set(remote.reads()) == {f"f{index:04d}.bin" for index in order[0:8:2]}
+        state = made.state_dict() | {"samples": 48}
+        resume = {"attempt": 2, "world_size": 4, "ranks": [1, 2], "loaders": {"data": state}}
+        # A page of the next attempt says that the run ends there; without it the whole epoch would follow.
+        put_json(told.directory.resume, resume)
+        first = [index for place, index in enumerate(order) if place >= 48 and place % 8 % 4 in (1, 2)]
+        wanted = {f"f{index:04d}.bin" for index in first}
+        eventually(lambda: wanted <= set(remote.reads()), WAIT, "the next attempt's shares")
+    assert max(remote.reads().values()) == 1
+
+
+def test_it_is_replaced_when_it_dies_and_ends_when_asked(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    made = loader(Urls(remote.fill(8), remote.files()))
+    where = berth(tmp_path / "run")
+    told = registered(where, made)
+    process = FillerProcess(told.directory)
+    try:
+        process.ensure()
+        first = process.pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+
+        def another() -> bool:
+            process.ensure()
+            return process.pid not in (None, first)
+
+        eventually(another, WAIT, "another filler")
+        assert process.pid is not None
+        second = psutil.Process(process.pid)
+    finally:
+        process.finish()
+    assert not second.is_running()
+    assert process.pid is None
+
+
+def test_a_cache_that_is_full_of_what_comes_is_left_alone(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    """Sixteen files fit; the training goes through all of them, and nothing is downloaded twice in the epoch."""
+    files = remote.files(limit=16 * SIZE)
+    made = loader(Urls(remote.fill(), files))
+    where = berth(tmp_path / "run")
+    told = registered(where, made)
+    with filler(told.directory, remote):
+        eventually(lambda: len(remote.reads()) >= 8, WAIT, "the first step")
+        for at in range(0, 48, 8):
+            told.at(Position(0, at))
+            wanted = names(made, 0, at, at + 8)
+            there = [f"kit://{remote.remote / name}" for name in wanted]
+            eventually(lambda there=there: all(map(files.has, there)), WAIT, f"the step at {at}")
+            assert remote.size() <= 16 * SIZE
+    assert max(remote.reads().values()) == 1
+
+
+def test_a_remote_that_fails_is_not_asked_all_the_time_and_files_that_are_gone_are_counted(
+    tmp_path: Path,
+    remote: Remote,  # noqa: F811
+) -> None:
+    made = loader(Urls(remote.fill(32), remote.files()))
+    where = berth(tmp_path / "run")
+    told = registered(where, made)
+    remote.faults(fail=10**6)
+    with filler(told.directory, remote):
+        shown = eventually(lambda: "unwell" in remote.shown(where.run_dir).get("waits_for", ""), WAIT, "the trouble")
+        assert shown
+        time.sleep(1.5)
+        assert len(remote.requests("read")) <= 16 + 6  # a file for each thread, and then one at a time
+        remote.well()
+        for number in (3, 4):
+            (remote.remote / f"f{number:04d}.bin").unlink()
+        there = {f"f{number:04d}.bin" for number in range(32)} - {"f0003.bin", "f0004.bin"}
+        eventually(lambda: len(list(remote.files().cached())) >= len(there), 60, "all that is left")
+        eventually(lambda: remote.shown(where.run_dir)["missing"] == 2, WAIT, "two files gone")
+    assert of_run(where.run_dir) is not None
+
+
+def test_plans_that_can_not_be_used_do_no_harm(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    made = loader(Urls(remote.fill(8), remote.files()))
+    where = berth(tmp_path / "run")
+    told = registered(where, made)
+    told.directory.plan("torn").write_text("{")
+    plan = FillPlan.read(told.directory.plan("data"))
+    assert plan is not None
+    put_json(told.directory.plan("no list"), plan.to_json() | {"loader": "no list", "urls": "0" * 32})
+    put_json(told.directory.plan("no root"), plan.to_json() | {"loader": "no root", "files": {}})
+    told.directory.resume.write_text("[]")
+    with filler(told.directory, remote) as process:
+        eventually(lambda: len(remote.reads()) == 8, WAIT, "the files of the good plan")
+        assert process.poll() is None
+        told.directory.remove()  # a cache that is cleared under it
+        time.sleep(0.5)
+        assert process.poll() is None
+
+
+def test_two_runs_in_one_cache_don_t_mind_each_other(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    dataset = Urls(remote.fill(32), remote.files())
+    one, other = berth(tmp_path / "one"), berth(tmp_path / "other")
+    first, second = registered(one, loader(dataset)), registered(other, loader(dataset, seed=4))
+    assert first.directory != second.directory
+    with filler(first.directory, remote), filler(second.directory, remote):
+        eventually(lambda: len(remote.reads()) == 32, WAIT, "all files")
+        eventually(lambda: remote.shown(one.run_dir) and remote.shown(other.run_dir), WAIT, "both")
+    assert max(remote.reads().values()) == 1
+    assert len(list((first.directory.pool.path / "urls").iterdir())) == 1
+
+
+def test_what_is_registered(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    dataset = Urls(remote.fill(48), remote.files())
+    where = berth(tmp_path / "run")
+    assert registering.register(where, "plain", loader(list(range(48)))) is None
+    some = Subset(dataset, list(range(47, -1, -2)))  # type: ignore[arg-type,var-annotated] # map-style enough
+    told = registered(where, loader(some), "some")
+    with filler(told.directory, remote):
+        eventually(lambda: len(remote.reads()) == 24, WAIT, "the chosen files")
+        eventually(lambda: told.final().bytes == 24 * SIZE, WAIT, "their bytes")
+    assert set(remote.reads()) == {f"f{index:04d}.bin" for index in range(1, 48, 2)}
+    registering.finish(where, told.directory, told.final())
+    assert not told.directory.path.exists()
+    last = of_run(where.run_dir)
+    assert last is not None
+    assert (last.bytes, last.pid) == (24 * SIZE, 0)
+    assert Pointer.of(where.run_dir, 0).read() is None
+
+
+def test_orders_of_torch_are_written_for_it(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    made = loader(Urls(remote.fill(64), remote.files()), order="torch")
+    told = registered(berth(tmp_path / "run"), made)
+    told.expect(3)
+    told.at(Position(0, 16))
+    with filler(told.directory, remote):
+        eventually(lambda: len(remote.reads()) >= 24, WAIT, "three steps")
+    assert set(remote.reads()) == names(made, 0, 16, 40)
+    assert told.directory.order("data", 1).exists()
+
+
+def test_it_imports_no_torch() -> None:
+    code = "import sys, ftrun.data.filler.__main__; print('torch' in sys.modules, 'fsspec' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["False", "False"]

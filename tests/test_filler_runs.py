@@ -1,0 +1,126 @@
+"""The filler in whole runs: every file once, through the death of ranks, filler and launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from conftest import SCRIPTS, Runner, eventually
+from filler_kit import remote  # noqa: F401 - a fixture
+
+from ftrun.data.filler.places import Pointer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Started
+    from filler_kit import Remote
+
+SCRIPT = SCRIPTS / "filled.py"
+FILES = 480
+
+
+@pytest.fixture
+def place(tmp_path: Path, remote: Remote) -> Remote:  # noqa: F811
+    remote.fill(FILES)
+    return remote
+
+
+def begin(runner: Runner, place: Remote, steps: int, *, ranks: int = 2, workers: int = 0, name: str = "run") -> Started:
+    given = (SCRIPT, place.remote, place.root, FILES, steps, workers)
+    return runner.start("--nproc", str(ranks), "--name", name, *map(str, given), env=place.environment)
+
+
+def seen(runner: Runner, rank: int = 0) -> list[list[str]]:
+    path = runner.cwd / f"seen-{rank}.txt"
+    return [line.split() for line in path.read_text().splitlines() if line.count(" ") > 3] if path.exists() else []
+
+
+def shown(place: Remote, runner: Runner, name: str = "run") -> dict[str, Any]:
+    return place.shown(runner.cwd / "runs" / name)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def trained_once(runner: Runner, steps: int, ranks: int) -> set[int]:
+    """The samples of a run that ended, each trained in one step alone."""
+    last: dict[tuple[int, int], list[str]] = {}
+    for rank in range(ranks):
+        for _, step, _, *samples in seen(runner, rank):
+            last[rank, int(step)] = samples
+    samples = [int(sample) for (_, step), each in last.items() if step < steps for sample in each]
+    assert len(samples) == len(set(samples)) == 8 * steps
+    return set(samples)
+
+
+@pytest.mark.slow
+def test_every_file_comes_once_though_ranks_and_filler_are_killed(runner: Runner, place: Remote) -> None:
+    """And while the ranks restart, what they read first is fetched before they ask for it."""
+    place.faults(latency=0.005)
+    started = begin(runner, place, 40, workers=1)
+    first = eventually(lambda: shown(place, runner).get("pid"), 60, "a filler")
+    eventually(lambda: len(seen(runner)) >= 3, 60, "some steps")
+    kill(first)
+    another = eventually(
+        lambda: shown(place, runner).get("pid") not in (None, first) and shown(place, runner)["pid"], 60
+    )
+    eventually(lambda: len(seen(runner)) >= 8, 60, "more steps")
+    for pid in {line[0] for rank in (0, 1) for line in seen(runner, rank)[-1:]}:
+        kill(int(pid))
+    assert started.wait().code == 0
+    trained_once(runner, 40, 2)
+    reads = place.reads()
+    # Until the restarted ranks have said when the run ends the filler goes on; what a kill cuts off comes again.
+    assert 320 <= len(reads) <= FILES
+    assert sum(reads.values()) <= len(reads) + 16
+    assert not psutil.pid_exists(another) or psutil.Process(another).status() == psutil.STATUS_ZOMBIE
+    status = runner.json("status", "run", "--json")
+    cache = status["data"]["cache"]
+    assert cache["bytes"] >= 320 * 2000
+    assert (cache["bypasses"], cache["pid"]) == (0, 0)
+    assert cache["hits"] + cache["misses"] >= 320
+    assert "reads hit" in runner.run("status", "run").out
+    # A run that is over leaves nothing but the list of URLs, for the next one, and what it was told.
+    assert Pointer.of(runner.cwd / "runs" / "run", 0).read() is None
+    assert not place.debris()
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_takes_the_filler_with_it_and_the_next_one_fetches_where_it_resumes(
+    runner: Runner, place: Remote
+) -> None:
+    place.faults(latency=0.005)
+    started = begin(runner, place, 50, ranks=1)
+    pid = eventually(lambda: shown(place, runner).get("pid"), 60, "a filler")
+    eventually(lambda: len(seen(runner)) >= 4, 60, "some steps")
+    kill(started.process.pid)
+    eventually(lambda: not psutil.pid_exists(pid), 5, "the filler's end")
+    before = len(place.reads())
+    # Another world from here on. Nobody has a model yet when the first files are there.
+    started = begin(runner, place, 50, ranks=2)
+    eventually(lambda: shown(place, runner).get("pid") not in (None, pid), 60, "the next filler")
+    assert started.wait().code == 0
+    assert before <= len(place.reads()) == 400
+    assert max(place.reads().values()) <= 2  # twice where the launcher's death cut a download off
+    assert sum(place.reads().values()) <= 400 + 16
+
+
+@pytest.mark.slow
+def test_without_a_launcher_the_first_rank_has_a_filler_that_ends_with_it(
+    runner: Runner, place: Remote, tmp_path: Path
+) -> None:
+    place.faults(latency=0.002)
+    run = tmp_path / "alone"
+    given = (SCRIPT, place.remote, place.root, FILES, 1000, 0)
+    started = runner.start_python(*map(str, given), env=place.environment | {"FTRUN_RUN_DIR": str(run)})
+    pid = eventually(lambda: place.shown(run).get("pid"), 60, "a filler")
+    assert psutil.Process(pid).ppid() == started.process.pid
+    eventually(lambda: len(seen(runner)) >= 2, 60, "some steps")
+    kill(started.process.pid)
+    eventually(lambda: not psutil.pid_exists(pid), 5, "the filler's end")
+    assert max(place.reads().values()) == 1
