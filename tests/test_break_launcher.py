@@ -110,11 +110,11 @@ def test_a_damaged_manifest_is_not_passed_over_in_silence(runner: Runner) -> Non
 
 @pytest.mark.slow
 def test_a_third_ctrl_c_does_not_wait_for_the_storage(runner: Runner) -> None:
-    (runner.cwd / "job.yaml").write_text("checkpoint: {drain_limit: 100kB}\n")
-    command = ("--nproc", "1", "--name", "hasty", SCRIPTS / "sealed.py", "--total", "100")
+    (runner.cwd / "job.yaml").write_text("checkpoint: {drain_limit: 300kB}\n")
+    command = ("--nproc", "1", "--name", "hasty", SCRIPTS / "sealed.py", "--total", "30")
     started = runner.start("-c", "job.yaml", *command, "--pause", "0.1")
     tier = Tier.of(runner.run_dir("hasty").path, 0)
-    eventually(tier.sealed, 90, "a snapshot that takes half a minute to drain")
+    eventually(tier.sealed, 90, "a snapshot that takes ten seconds to drain")
     started.process.send_signal(signal.SIGINT)
     eventually(lambda: "once more ends it at once" in started.err.read_text(), 20, "the first is heard")
     started.process.send_signal(signal.SIGINT)

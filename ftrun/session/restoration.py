@@ -15,6 +15,7 @@ from ftrun.checkpoint.layout import Root
 from ftrun.checkpoint.loading import in_place
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.memory.tier import Tier
+from ftrun.data.iterable import others
 from ftrun.errors import CorruptCheckpoint, StateMismatch
 from ftrun.session import random_state, tracked
 from ftrun.session.callbacks import REGISTRY
@@ -162,6 +163,9 @@ class Restoration:
     ) -> None:
         state = states.pop(name) if name in states else stored.fill(want.outline, want.template)
         if not want.is_there(state):
+            if not isinstance(want.value, torch.nn.Module | torch.optim.Optimizer) and others.is_loader(want.value):
+                ranks = (stored.world_size, self._place.world_size)
+                others.check_loader(name, want.value, state, ranks, self._contract.to_start_over)
             tracked.restore(name, want.value, state, stored.name, self._contract.to_start_over, objects)
 
     def _require_fit(self, name: str, found: Sequence[str]) -> None:

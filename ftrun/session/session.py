@@ -140,15 +140,13 @@ class Session:
 
     def _track(self, objects: dict[str, Any]) -> None:
         unwrapped = {name: tracked.unwrapped(value) for name, value in objects.items() if value is not None}
-        for name, value in objects.items():
-            if value is None:
-                self._restoration.give_up(name)
-                continue
-            self._given[name] = value
-            value = tracked.unwrapped(value)
+        for name, value in unwrapped.items():
             tracked.require_stateful(name, value)
-            self._restoration.give(name, value, {**self._tracked, **unwrapped})
-            self._tracked[name] = value
+        for name in objects.keys() - unwrapped.keys():
+            self._restoration.give_up(name)
+        self._restoration.give_all(unwrapped, {**self._tracked, **unwrapped})
+        for name, value in unwrapped.items():
+            self._given[name], self._tracked[name] = objects[name], value
             if isinstance(value, torch.optim.Optimizer):
                 self._gradients.watch(name, value)
         self._restoration.give_rest(self._gradients, set(self._tracked))
