@@ -112,6 +112,17 @@ def test_loaders_have_names_of_their_own() -> None:
         assert (first.position, second.position) == ((1, 0), (0, 20))
 
 
+def test_a_loader_may_take_the_share_of_another_group_than_all_ranks() -> None:
+    batches = []
+    for rank in (0, 1, 1):
+        with open_session() as ft:
+            loader = ft.loader(Augmented(), name=f"of {rank}", global_batch=6, rank=rank, world_size=2)
+            batches.append(next(iter(loader)))
+    assert [len(each) for each in batches] == [3, 3, 3]
+    assert torch.equal(batches[1], batches[2])
+    assert not torch.equal(batches[0], batches[1])
+
+
 def test_a_loader_made_after_the_first_step_is_refused() -> None:
     def life(ft: Session) -> None:
         late = None

@@ -155,9 +155,11 @@ class Session:
         """A data loader that continues at the exact sample; see :class:`ftrun.DataLoader` for its arguments.
 
         Args:
-            dataset: map-style dataset, the same on all ranks.
+            dataset: the same on all ranks.
             name: under which its position is stored; ``data``, then ``data2`` and so on.
-            arguments: ``global_batch``, ``shuffle``, ``seed``, ``num_workers`` and the rest.
+            arguments: ``global_batch``, ``shuffle``, ``seed``, ``num_workers`` and the rest. ``rank`` and
+                ``world_size`` are those of the data-parallel group where that isn't all ranks: the ranks of a
+                tensor-parallel group must get the same samples.
 
         Raises:
             StateMismatch: the checkpoint's position belongs to other data.
@@ -171,7 +173,8 @@ class Session:
         name = name or ("data" if count == 1 else f"data{count}")
         if name in self._loaders:
             raise UsageError(f"ft.loader(name={name!r}): that name is taken; give each loader its own.")
-        made: DataLoader[T] = DataLoader(dataset, rank=self.rank, world_size=self.world_size, **arguments)
+        share = {"rank": self.rank, "world_size": self.world_size, **arguments}
+        made: DataLoader[T] = DataLoader(dataset, **share)
         self._restoration.give_loader(name, made)
         self._loaders[name] = made
         self._filling.register(name, made)
