@@ -81,6 +81,7 @@ def started_attempts(runner: Runner, name: str) -> list[events.Record]:
 # --- run directories that were moved or copied
 
 
+@pytest.mark.slow
 def test_a_copied_run_directory_is_asked_about_its_own_checkpoints(runner: Runner) -> None:
     """Of the original's, ``ckpt verify`` would vouch for the wrong bytes, and ``ckpt prune`` delete them."""
     assert runner.run("--nproc", "1", "--name", "one", SCRIPTS / "small.py", "--total", "6").code == 0
@@ -95,6 +96,7 @@ def test_a_copied_run_directory_is_asked_about_its_own_checkpoints(runner: Runne
     assert runner.run("ckpt", "verify", mine).code == 0
 
 
+@pytest.mark.slow
 def test_a_damaged_manifest_is_not_passed_over_in_silence(runner: Runner) -> None:
     assert runner.run("--nproc", "1", "--name", "one", SCRIPTS / "small.py", "--total", "6").code == 0
     (manifest,) = runner.run_dir("one").checkpoints.glob("ckpt/*-s0000000006-*/MANIFEST.json")
