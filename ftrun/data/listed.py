@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from ftrun.data.listed_order import ListedOrder
 from ftrun.data.order import Ticket
 from ftrun.data.position import Position
 from ftrun.data.randomness import preserved, sample_seed, seed_everything
-from ftrun.data.torch_order import ListedOrder
 from ftrun.errors import StateMismatch, UsageError
 
 if TYPE_CHECKING:

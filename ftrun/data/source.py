@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
 
 from ftrun.data.listed import batch_tickets
+from ftrun.data.listed_order import ListedOrder
 from ftrun.data.order import tickets
 from ftrun.data.position import fingerprint
-from ftrun.data.torch_order import ListedOrder
 from ftrun.data.workers import Fetcher
 from ftrun.errors import UsageError
 

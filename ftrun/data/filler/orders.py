@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ftrun import durable
+from ftrun.data.listed_order import ListedOrder
 from ftrun.data.order import TORCH, order_of
 from ftrun.errors import FtrunError
 
@@ -45,26 +46,6 @@ class EpochOrder:
     order: Inverse
     usable: int
     ends: NDArray[np.int64] | None = None
-
-
-class Listed:
-    """An order that lies in memory or in a mapped file."""
-
-    def __init__(self, indices: NDArray[np.int64]) -> None:
-        self._indices = indices
-        self._sorted: NDArray[np.int64] | None = None
-
-    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`Inverse`."""
-        return self._indices[places]
-
-    def places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """See :class:`Inverse`; the first place of what comes several times."""
-        if self._sorted is None:
-            self._sorted = np.argsort(self._indices, kind="stable")
-        at = np.searchsorted(self._indices, indices, sorter=self._sorted)
-        found = self._sorted[np.minimum(at, len(self._sorted) - 1)]
-        return np.where(self._indices[found] == indices, found, -1)
 
 
 def must_be_written(recipe: Recipe) -> bool:
@@ -107,4 +88,4 @@ def read(path: Path, recipe: Recipe) -> EpochOrder | None:
     with contextlib.suppress(OSError, ValueError):
         ends = np.fromfile(path.with_suffix(".ends"), dtype="<i8")
     usable = len(indices) if recipe.usable is None else min(recipe.usable, len(indices))
-    return EpochOrder(Listed(indices), usable, ends)
+    return EpochOrder(ListedOrder(indices), usable, ends)

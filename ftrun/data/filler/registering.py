@@ -201,11 +201,3 @@ def finish(berth: Berth, directory: FillDir, last: Shown) -> None:
     with contextlib.suppress(OSError):
         Pointer.of(berth.run_dir, berth.node).point(None, replace(last, pid=0, steps_ahead=0.0).to_json())
     directory.remove()
-
-
-def keep_only(directory: FillDir, attempt: int) -> None:
-    """Forget the loaders of earlier attempts that this one doesn't have any more."""
-    for path in directory.plans.glob("*.json"):
-        plan = FillPlan.read(path)
-        if plan is None or plan.attempt != attempt:
-            path.unlink(missing_ok=True)
