@@ -51,16 +51,16 @@ def test_verify_finds_a_flipped_bit_and_repairs_it(place: Place) -> None:
     assert "DAMAGED" in out
     assert "a.jpg: CRC32C" in out
     assert "1 damaged, 1 thrown away" in ran(place, "verify", "--repair")
-    assert "1 files, 5 B read, 0 damaged" in ran(place, "verify")
+    assert "1 file, 5 B read, 0 damaged" in ran(place, "verify")
     with place.files().open(f"kit://{place.remote}/a.jpg") as path:
         assert path.read_bytes() == b"one"
 
 
 def test_clear_leaves_what_is_in_use(place: Place) -> None:
     lease = place.files().get(f"kit://{place.remote}/a.jpg")
-    assert "1 files thrown away, 5 B; 1 stay" in ran(place, "clear")
+    assert "1 file thrown away, 5 B; 1 file in use and kept" in ran(place, "clear")
     lease.release()
-    assert "1 files thrown away, 3 B" in ran(place, "clear")
+    assert "1 file thrown away, 3 B" in ran(place, "clear")
     assert place.size() == place.sum() == 0
 
 
@@ -70,6 +70,12 @@ def test_clear_throws_away_another_version(place: Place) -> None:
     ran(place, "clear")
     assert not place.home.exists()
     assert "no data cache of yours" in ran(place, "ls", code=2)
+
+
+def test_the_directory_inside_is_an_easy_mistake(place: Place) -> None:
+    result = CliRunner().invoke(app, ["ls", "--root", str(place.home)])
+    assert result.exit_code == 2
+    assert f"({place.root}, perhaps)" in result.output
 
 
 def test_nothing_here_imports_torch() -> None:

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,7 +19,9 @@ from conftest import eventually
 from ftrun.data.cache import filesystems, names, settings
 from ftrun.data.cache.files import CachedFiles
 from ftrun.data.cache.layout import Layout
+from ftrun.data.cache.pages import Page, node_counters
 from ftrun.data.cache.records import CachedObject, Listing
+from ftrun.data.cache.room import Room
 from ftrun.errors import UsageError
 
 
@@ -211,6 +214,24 @@ def test_the_smallest_limit_of_the_running_jobs_holds(place: Place) -> None:
     eventually(fills_again, 20)
 
 
+def test_a_limit_holds_where_nobody_else_can_see_it(place: Place) -> None:
+    layout = Layout(place.root)
+    layout.make()
+    page = Page(3000)
+    (place.home / "p").rmdir()
+    (place.home / "p").touch()  # the disk takes no page
+    assert Room(layout, 0, page).limit() == 3000
+    (place.home / "p").unlink()
+    (place.home / "p").mkdir()
+    other = Room(layout, 0, Page(None))
+    assert Room(layout, 0, page).limit() == other.limit() == 3000  # it is shared as soon as that can be done
+    page.add("hits", 7)
+    shutil.rmtree(place.home / "p")
+    (place.home / "p").mkdir()
+    page.share(layout.pages)
+    assert (page.counters().hits, node_counters(layout.pages).hits) == (7, 7)
+
+
 def test_eviction_by_known_use(place: Place) -> None:
     urls = [place.put(f"{number}", content(number, 1000)) for number in range(10)]
     files = place.files(limit=10_000)
@@ -297,6 +318,29 @@ def test_fetching_ahead_stays_within_bounds_and_ends(place: Place) -> None:
     files.prefetch(["/no/such/file"])  # a hint: whoever reads it will be told
 
 
+def test_what_is_fetched_ahead_is_known_by_all_its_names(place: Place) -> None:
+    from ftrun.data.cache.ahead import FILES
+
+    names = [f"file://{place.remote}/{number:03}" for number in range(FILES + 10)]
+    for number in range(len(names)):
+        place.put(f"{number:03}", content(number, 50))
+    files = place.files()
+    files.prefetch(["", *names])  # what is no name is left to whoever reads it
+    eventually(lambda: files.counters().fills >= FILES, 20)
+    for name in names[:10]:
+        assert read(files, name)
+    eventually(lambda: files.counters().fills == len(names), 20)
+
+
+def test_a_hint_of_one_file_starts_few_threads(place: Place) -> None:
+    place.faults(latency=0.2)
+    files = place.files()
+    before = set(threading.enumerate())
+    files.prefetch([place.put("a", b"x")])
+    assert sum(each.name == "ftrun-ahead" for each in set(threading.enumerate()) - before) <= 2
+    eventually(lambda: files.counters().fills == 1, 20)
+
+
 def test_a_read_only_or_unwritable_root_passes_through(place: Place, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root writes everywhere; the full disk is tried in a mount namespace")
@@ -349,8 +393,6 @@ def test_network_filesystems_are_refused_by_their_number() -> None:
 
 
 def test_a_root_that_is_removed_under_us_is_made_again(place: Place) -> None:
-    import shutil
-
     url = place.put("a", b"again")
     files = place.files()
     read(files, url)
@@ -416,8 +458,6 @@ def test_a_spec_is_json_and_means_the_same(place: Place) -> None:
 
 
 def test_what_was_written_before_the_machine_went_down_is_read_before_it_is_trusted(place: Place) -> None:
-    from dataclasses import replace
-
     from ftrun.data.cache.node import Plan, start
     from ftrun.data.cache.records import Patience
     from ftrun.data.cache.remote import Remote
@@ -431,7 +471,7 @@ def test_what_was_written_before_the_machine_went_down_is_read_before_it_is_trus
         pointer = node.filling.pointer(url)
         assert pointer
         with node.books.held():
-            node.filling.point(url, replace(pointer, checked=node.boot - 100))
+            node.filling.point(url, pointer._replace(checked=node.boot - 100))
         if url.endswith("torn"):  # as a power loss does: the right size, and zeros
             path = Path(node.layout.object(pointer.key, ""))
             path.chmod(0o600)

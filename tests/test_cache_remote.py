@@ -10,19 +10,19 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+import slow_mount
 from cache_kit import QUICK, Place, content
 from conftest import eventually
 
 from ftrun.data.cache import patient
+from ftrun.data.cache.files import CachedFiles
 from ftrun.data.cache.records import Listing, Patience
 from ftrun.data.cache.refusals import RemoteError, RemoteFileMissing
 from ftrun.data.cache.remote import CHUNK, Remote
-
-if TYPE_CHECKING:
-    from ftrun.data.cache.files import CachedFiles
+from ftrun.data.cache.threads import Threads
+from ftrun.errors import UsageError
 
 
 @pytest.fixture
@@ -53,6 +53,14 @@ def test_a_remote_that_stays_ill_is_an_error_that_names_the_file(place: Place, f
     assert url in str(caught.value)
     assert "3 attempts" in str(caught.value)
     assert (place.debris(), place.sum()) == ([], 0)
+
+
+def test_credentials_that_are_missing_are_asked_for() -> None:
+    def refused() -> None:
+        raise type("NoCredentialsError", (Exception,), {})("Unable to locate credentials")  # botocore's, by name
+
+    with pytest.raises(RemoteError, match=r"Unable to locate .*Give the remote's credentials.*storage_options"):
+        patient.persist("s3://bucket/a", refused, QUICK)
 
 
 @pytest.mark.parametrize("what", ["info", "read"])
@@ -190,6 +198,26 @@ def _downloader(place: Place, url: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", script, place.root, url], cwd=Path(__file__).parent)
 
 
+@pytest.mark.parametrize(("announced", "seen"), [(5, b"12345"), (4, b"12345"), (2, b"123"), (9, b"12345"), (0, b"1")])
+def test_a_small_file_of_another_size_than_announced_shows(place: Place, announced: int, seen: bytes) -> None:
+    path = place.remote / "a"
+    path.write_bytes(b"12345")
+    assert Remote().read(str(path), announced) == seen
+
+
+def test_a_small_file_of_a_mount_takes_one_request(place: Place, tmp_path: Path) -> None:
+    if why := slow_mount.why_not():
+        pytest.skip(why)
+    with slow_mount.SlowMount(place.remote, tmp_path / "mount") as mount:
+        for number in range(3):
+            place.put(f"{number}.bin", content(number, 100_000))
+            assert read(place.files(), f"{mount.path}/{number}.bin") == content(number, 100_000)
+        counted = mount.counts()
+        assert (counted.opens, counted.reads, counted.bytes) == (3, 3, 300_000)
+        with pytest.raises(UsageError, match="lies on FUSE"):
+            CachedFiles(mount.path / "cache")
+
+
 def test_a_source_that_is_left_behind_ends() -> None:
     gone = threading.Event()
 
@@ -200,7 +228,7 @@ def test_a_source_that_is_left_behind_ends() -> None:
         finally:
             gone.set()
 
-    items = patient.stream(endless, 5.0, lambda: None)  # type: ignore[arg-type]
+    items = patient.stream(Threads(), endless, 5.0, lambda: None)  # type: ignore[arg-type]
     assert [next(items) for _ in range(10)] == [b"x"] * 10
     items.close()  # type: ignore[attr-defined]
     assert gone.wait(10)
@@ -247,8 +275,6 @@ def test_a_cache_that_somebody_has_put_a_spade_to_still_gives_the_right_bytes(pl
 
 
 def test_missing_drivers_and_wrong_options_are_usage_errors(place: Place) -> None:
-    from ftrun.errors import UsageError
-
     with pytest.raises(UsageError, match="no-such-protocol"):
         read(place.files(), "no-such-protocol://x/y")
     assert QUICK.attempts == 3

@@ -6,7 +6,6 @@ import json
 import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,7 +44,7 @@ def ls(
         rows = [asdict(each) for each in there]
         print(json.dumps(document | {"counters": asdict(counters), "files": rows}, indent=1))
         return
-    print(f"{layout.root}: {len(there):,} files, {size_text(size)}")
+    print(f"{layout.root}: {_files(len(there))}, {size_text(size)}")
     print(
         f"  {counters.hits:,} hits, {counters.misses:,} misses, {counters.fills:,} downloads of "
         f"{size_text(counters.bytes)}, {counters.bypasses:,} read past the cache, {counters.evictions:,} evicted"
@@ -78,7 +77,7 @@ def verify(
         for each, detail in bad:
             print(f"DAMAGED  {each.url or each.key}: {detail}\n  {each.path}")
         gone = f", {removed} thrown away" if repair and bad else "; --repair throws them away" if bad else ""
-        print(f"{layout.root}: {len(found):,} files, {size_text(size)} read, {len(bad)} damaged{gone}")
+        print(f"{layout.root}: {_files(len(found))}, {size_text(size)} read, {len(bad)} damaged{gone}")
     if len(bad) > removed:
         raise SystemExit(ExitCode.FAILED)
 
@@ -86,12 +85,13 @@ def verify(
 def clear(root: _Root = "", as_json: _Json = False) -> None:
     """Throw away everything that nobody reads at the moment."""
     from ftrun.data.cache import upkeep
+    from ftrun.data.cache.layout import OtherVersion
 
     with told():
         layout = _layout(root, of_any_version=True)
         try:
             layout.check()
-        except UsageError:
+        except OtherVersion:
             upkeep.discard(layout)
             cleared = upkeep.Cleared(0, 0, 0)
         else:
@@ -99,20 +99,25 @@ def clear(root: _Root = "", as_json: _Json = False) -> None:
     if as_json:
         print(json.dumps({"schema_version": 1, "root": str(layout.root)} | asdict(cleared), indent=1))
         return
-    stayed = f"; {cleared.in_use:,} stay, as somebody reads them" if cleared.in_use else ""
-    print(f"{layout.root}: {cleared.objects:,} files thrown away, {size_text(cleared.size)}{stayed}")
+    stayed = f"; {_files(cleared.in_use)} in use and kept" if cleared.in_use else ""
+    print(f"{layout.root}: {_files(cleared.objects)} thrown away, {size_text(cleared.size)}{stayed}")
 
 
 def _layout(root: str, *, of_any_version: bool = False) -> Layout:
     from ftrun.data.cache import settings
     from ftrun.data.cache.layout import Layout
 
-    layout = Layout(Path(root).absolute() if root else settings.read(os.environ).root)
+    layout = Layout(settings.read(os.environ, root).root)
     if not layout.home.is_dir():
-        raise UsageError(f"there is no data cache of yours in {layout.root}; name its directory with --root")
+        inside = f" ({layout.root.parent}, perhaps)" if (layout.root / "VERSION").exists() else ""
+        raise UsageError(f"there is no data cache of yours in {layout.root}; name its directory with --root{inside}")
     if not of_any_version:
         layout.check()
     return layout
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
 def _line(each: CachedObject) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from ftrun.data.cache.refusals import RemoteError
+from ftrun.data.cache.remote import local_path
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 THREADS = 8
 FILES = 64
 """Files that have been fetched ahead and not been read yet, at most."""
+_UNREAD = 600.0
+"""Seconds without a read after which nobody seems to want the rest."""
 
 
 class Ahead:
@@ -41,10 +45,8 @@ class Ahead:
         """Fetch these after what was asked for before. They are taken from the iterable as they are needed."""
         with self._changed:
             self._hints.append(iter(urls))
-            while self._threads < THREADS:
-                self._threads += 1
-                threading.Thread(target=self._work, daemon=True, name="ftrun-ahead").start()
-            self._changed.notify_all()
+            self._one_more()
+            self._changed.notify()
 
     def read(self, url: str) -> None:
         """Somebody of this process has read a file: there is room for another one."""
@@ -55,6 +57,13 @@ class Ahead:
             if size is not None:
                 self._bytes -= size
                 self._changed.notify_all()
+
+    def _one_more(self) -> None:
+        """Start a thread, unless there are enough of them: each that finds something to do starts the next one."""
+        if self._threads < THREADS:
+            with contextlib.suppress(RuntimeError):  # no more threads in this process: then it is a hint to nobody
+                threading.Thread(target=self._work, daemon=True, name="ftrun-ahead").start()
+                self._threads += 1
 
     def _work(self) -> None:
         while (url := self._take()) is not None:
@@ -72,14 +81,20 @@ class Ahead:
         """The next file to fetch, once one more may be ahead; None to end."""
         with self._changed:
             while self._hints and (len(self._ahead) >= FILES or self._bytes > self._most):
-                self._changed.wait()
+                if not self._changed.wait(_UNREAD):
+                    self._hints.clear()
             while self._hints:
                 try:
                     url = next(self._hints[0])
-                except Exception:  # the caller's generator: a hint that can't be followed is no reason to fail
+                except Exception:  # its end, or whatever the caller's generator raises: a hint fails nobody
                     self._hints.popleft()
                     continue
+                try:
+                    url = local_path(url) or url  # as it will be read
+                except UsageError:  # whoever reads it will be told
+                    continue
                 self._ahead.setdefault(url, 0)
+                self._one_more()
                 return url
             self._threads -= 1
             return None

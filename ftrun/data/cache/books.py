@@ -1,7 +1,7 @@
 """The one lock under which names change, and the sum of bytes that is kept with it.
 
 The sum is that of the sizes of all objects and temporary files. Whoever takes the lock marks the sum as being changed;
-whoever finds the mark of somebody who died counts afresh.
+whoever finds the mark of somebody who died, or no sum that can be one, counts afresh.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ftrun.data.cache.refusals import DiskTrouble, on_the_disk
+from ftrun.data.cache.refusals import DiskTrouble, OnTheDisk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_RECORD = struct.Struct("=8sqq")
+_RECORD = struct.Struct("=8sqqq")
 _MAGIC = b"ftcache1"
 _AGAIN = 30.0
 """Seconds for which a lock that wasn't to be had isn't asked for again."""
@@ -48,6 +48,7 @@ class Books:
         self._deadline = deadline
         self._thread = threading.Lock()
         self._descriptor = -1
+        self._inode = 0
         self._given_up = 0.0
 
     @contextlib.contextmanager
@@ -61,10 +62,10 @@ class Books:
         if time.monotonic() < self._given_up or not self._thread.acquire(timeout=self._deadline):
             raise DiskTrouble(f"{self._path} is held by somebody who doesn't let go")
         try:
-            with on_the_disk():
+            with OnTheDisk():
                 self._lock(until)
             try:
-                with on_the_disk():
+                with OnTheDisk():
                     account = Account(self._open())
                     yield account
                     self._write(account.total, 0)
@@ -90,6 +91,7 @@ class Books:
             self._descriptor = -1
         if self._descriptor < 0:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._inode = os.fstat(self._descriptor).st_ino
         pause = 0.0002
         while True:
             try:
@@ -105,15 +107,15 @@ class Books:
     def _is_there(self) -> bool:
         """Whether the file that we have open is still the one of that name: somebody may have removed the cache."""
         try:
-            return os.stat(self._path).st_ino == os.fstat(self._descriptor).st_ino
+            return os.stat(self._path).st_ino == self._inode
         except FileNotFoundError:
             return False
 
     def _open(self) -> int:
         data = os.pread(self._descriptor, _RECORD.size, 0)
-        magic, total, changing = _RECORD.unpack(data) if len(data) == _RECORD.size else (b"", 0, 1)
+        magic, total, changing, check = _RECORD.unpack(data) if len(data) == _RECORD.size else (b"", 0, 1, 0)
         self._write(total, 1)
-        return self._count() if changing or magic != _MAGIC else int(total)
+        return self._count() if changing or magic != _MAGIC or check != ~total else int(total)
 
     def _write(self, total: int, changing: int) -> None:
-        os.pwrite(self._descriptor, _RECORD.pack(_MAGIC, total, changing), 0)
+        os.pwrite(self._descriptor, _RECORD.pack(_MAGIC, total, changing, ~total), 0)

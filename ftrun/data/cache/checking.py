@@ -7,7 +7,6 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from ftrun.data.cache import patient
 from ftrun.data.cache.obtaining import Obtaining
 from ftrun.data.cache.refusals import RemoteError
 from ftrun.data.cache.remote import local_path
@@ -75,9 +74,4 @@ def _listings(node: Node, group: list[str]) -> dict[str, Listing]:
         except FileNotFoundError:
             return {}
     directory = group[0].rpartition("/")[0]
-    return patient.persist(
-        directory,
-        lambda: patient.ask(lambda: copying.remote.list(directory), copying.patience.timeout),
-        copying.patience,
-        failed=copying.failed,
-    )
+    return copying.list(directory)

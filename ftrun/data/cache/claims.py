@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftrun.data.cache import pages
 from ftrun.data.cache.refusals import Superseded
+from ftrun.flock import let_go, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ftrun.data.cache.books import Account, Books
     from ftrun.data.cache.room import Room
+
+_FIRST, _LONGEST = 0.001, 0.005
+"""Seconds between looks at a download of somebody else's."""
 
 
 @dataclass
@@ -47,13 +51,15 @@ class Claim:
             Superseded: somebody took us for dead.
             OSError: the disk doesn't take it.
         """
-        if not self.is_ours:
-            raise Superseded(self.path)
-        held = os.fstat(self.descriptor).st_size
+        found = os.fstat(self.descriptor)
+        if _inode(self.path) != found.st_ino:
+            raise Superseded(f"{self.path} was taken over by somebody who has waited for it too long")
+        held = found.st_size
         if size > held and not room.make(account, size - held):
             return False
-        account.total += size - os.fstat(self.descriptor).st_size
-        os.ftruncate(self.descriptor, size)
+        if size != held:
+            account.total += size - held
+            os.ftruncate(self.descriptor, size)
         return True
 
     def drop(self, books: Books) -> None:
@@ -70,9 +76,8 @@ class Claim:
     def close(self) -> None:
         """Let go of the lock, for children that were forked meanwhile, too."""
         if self.descriptor >= 0:
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-            os.close(self.descriptor)
-            self.descriptor = -1
+            descriptor, self.descriptor = self.descriptor, -1
+            let_go(descriptor)
 
 
 def claim(path: str, stopped: float, books: Books, arrived: Callable[[], bool]) -> Claim | float:
@@ -89,29 +94,63 @@ def claim(path: str, stopped: float, books: Books, arrived: Callable[[], bool]) 
         DiskTrouble: the cache's lock isn't to be had.
     """
     began = time.monotonic()
-    waiting = 0.0
-    sign, seen, pause = None, began, 0.001
+    waited = 0.0
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        found = os.fstat(descriptor)
-        mine = _try_lock(descriptor)
-        if mine and _inode(path) == found.st_ino:
-            return Claim(path, descriptor, waiting)
-        os.close(descriptor)
-        if mine:  # it was finished, or given up, between open and lock
-            if arrived():
-                return time.monotonic() - began
-            continue
-        if (found.st_ino, found.st_mtime_ns) != sign:
-            sign, seen = (found.st_ino, found.st_mtime_ns), time.monotonic()
-        elif time.monotonic() - seen > stopped:
-            _pass_over(path, found.st_ino, books)
-            continue
-        time.sleep(pause)
-        pause = min(1.5 * pause, 0.02)
-        waiting = time.monotonic() - began
+        descriptor = _open(path, books)
+        try:
+            if _lock(descriptor, path):
+                ours, descriptor = descriptor, -1
+                return Claim(path, ours, waited)
+            if not _wait(descriptor, path, stopped):
+                _pass_over(path, os.fstat(descriptor).st_ino, books)
+        finally:
+            if descriptor >= 0:
+                let_go(descriptor)
+        waited = time.monotonic() - began
         if arrived():
-            return waiting
+            return waited
+
+
+def _open(path: str, books: Books) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except PermissionError:  # what an older version leaves when it is killed has an object's rights
+        with books.held() as account:
+            drop_unclaimed(path, account)
+        return os.open(path, flags, 0o600)
+
+
+def _lock(descriptor: int, path: str) -> bool:
+    """Lock our file, unless somebody else has it, or it was finished or given up between open and lock."""
+    return try_lock(descriptor) and _inode(path) == os.fstat(descriptor).st_ino
+
+
+def _wait(descriptor: int, path: str, stopped: float) -> bool:
+    """Wait until a download of somebody else's has ended in whatever way; False where it gives no sign of life."""
+    found = os.fstat(descriptor)
+    sign, seen, pause = found.st_mtime_ns, time.monotonic(), _FIRST
+    while _inode(path) == found.st_ino and not try_lock(descriptor):
+        if found.st_mtime_ns != sign:
+            sign, seen = found.st_mtime_ns, time.monotonic()
+        elif time.monotonic() - seen > stopped:
+            return False
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST)
+        found = os.fstat(descriptor)
+    return True
+
+
+def drop_unclaimed(path: str, account: Account) -> None:
+    """Remove a temporary file whose downloader is gone. The caller holds the cache's lock.
+
+    Raises:
+        OSError: the disk is broken or read-only.
+    """
+    if not pages.in_use(path):
+        size = os.stat(path).st_size
+        os.unlink(path)
+        account.total -= size
 
 
 def _pass_over(path: str, inode: int, books: Books) -> None:
@@ -120,14 +159,6 @@ def _pass_over(path: str, inode: int, books: Books) -> None:
         if _inode(path) == inode:
             account.total -= os.stat(path).st_size
             os.unlink(path)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _inode(path: str) -> int:

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ftrun.data.cache.leases import Lease
 
 
+_LEASES = 16
+"""Files of a batch that are held at a time: each takes a descriptor."""
+
+
 class CachedDataset(Dataset[Any]):
     """One sample per file, read through the node's cache.
 
@@ -86,7 +90,7 @@ class CachedDataset(Dataset[Any]):
         try:
             with lease as path:
                 sample = self.decode(path)
-        except Exception as error:
+        except Exception as error:  # whatever decoding raises: it goes on its way with a note
             error.add_note(f"sample {index} of the dataset: {url}")
             raise
         return sample if self.labels is None else (sample, self.labels[index])
@@ -94,15 +98,23 @@ class CachedDataset(Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """A batch: what is missing of it is fetched side by side."""
         samples: list[Any] = []
+        leases: list[Lease | None] = []
         asked = False
-        for place, index in enumerate(indices):
-            url = self.urls[index]
-            lease = self.files.peek(url)
-            if lease is None and not asked:
-                asked = True
-                rest = (self.urls[other] for other in indices[place + 1 :])
-                self.files.prefetch([other for other in rest if not self.files.has(other)])
-            samples.append(self._decode(index, url, lease) if lease else self[index])
+        try:
+            for place, index in enumerate(indices):
+                if place % _LEASES == 0:
+                    # Some at a time: what finds a file is in the processor's caches then, from which decode drives it.
+                    leases = [self.files.peek(self.urls[other]) for other in indices[place : place + _LEASES]]
+                lease = leases[place % _LEASES]
+                if lease is None and not asked:
+                    asked = True
+                    rest = (self.urls[other] for other in indices[place + 1 :])
+                    self.files.prefetch([other for other in rest if not self.files.has(other)])
+                samples.append(self[index] if lease is None else self._decode(index, self.urls[index], lease))
+        finally:
+            for each in leases:
+                if each is not None:
+                    each.release()
         return samples
 
 

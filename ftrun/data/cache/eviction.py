@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import heapq
 import json
 import os
+import stat
 from typing import TYPE_CHECKING, NamedTuple
 
+from ftrun.data.cache import regular
 from ftrun.data.cache.records import CachedObject
+from ftrun.flock import let_go, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,17 +42,26 @@ def shards(layout: Layout) -> list[str]:
     """Two-digit names of the directories of objects."""
     try:
         return sorted(name for name in os.listdir(layout.objects) if len(name) == 2)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
 def files(directory: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
     """The regular files of a directory; one that vanishes meanwhile is left out, and so is a missing directory."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_file(follow_symlinks=False):
                     yield entry, entry.stat(follow_symlinks=False)
+
+
+def size_of(path: str) -> int:
+    """What a file counts in the sum; 0 where there is none, or none that counts."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def count(layout: Layout) -> int:
@@ -80,7 +91,7 @@ class IndexLine(NamedTuple):
 def index_lines(layout: Layout, shard: str) -> Iterator[IndexLine]:
     """What is written of the objects of one directory, the newest last; a torn line is left out."""
     try:
-        data = layout.index(shard).read_bytes()
+        data = regular.read(layout.index(shard))
     except OSError:
         return
     for line in data.split(b"\n"):
@@ -93,9 +104,9 @@ def index_lines(layout: Layout, shard: str) -> Iterator[IndexLine]:
 def least_recent(layout: Layout) -> list[Candidate]:
     """The objects that were not used for the longest time, those first."""
     found = (
-        Candidate(0.0, stat.st_mtime_ns, stat.st_size, entry.path)
+        Candidate(0.0, told.st_mtime_ns, told.st_size, entry.path)
         for shard in shards(layout)
-        for entry, stat in files(f"{layout.objects}/{shard}")
+        for entry, told in files(f"{layout.objects}/{shard}")
     )
     return heapq.nsmallest(_QUEUE, found)
 
@@ -116,18 +127,19 @@ def furthest(layout: Layout, next_use: Callable[[Sequence[CachedObject]], Sequen
 def evict(candidate: Candidate) -> int | None:
     """Remove an object and return its bytes; None where somebody uses it, or has used it meanwhile."""
     try:
-        descriptor = os.open(candidate.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(candidate.path, regular.READ)
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not try_lock(descriptor):
+            return None
         found = os.fstat(descriptor)
         if found.st_mtime_ns > candidate.used + 1_000_000_000 or not found.st_nlink:
             return None
         os.unlink(candidate.path)
-    except (BlockingIOError, FileNotFoundError):
+    except FileNotFoundError:
         return None
     else:
         return found.st_size
     finally:
-        os.close(descriptor)
+        let_go(descriptor)

@@ -78,8 +78,8 @@ class CachedFiles:
             UsageError: a size that is none, or a root where no cache may lie (NFS, FUSE, somebody else's, another
                 version's).
         """
-        found = settings.read(os.environ)
-        self.root = Path(root).absolute() if root is not None else found.root
+        found = settings.read(os.environ, root)
+        self.root = found.root
         self.limit = settings.size_in_bytes(limit)
         if root is None and limit is None:
             self.limit = found.limit
@@ -245,13 +245,15 @@ class CachedFiles:
         return Obtaining(node, self._since, self._patience.attempts)
 
     def _lease(self, node: Node, url: str, pointer: Pointer) -> Lease | None:
-        path = node.layout.object(pointer.key, suffix_of(url))
+        suffix = suffix_of(url)
         try:
-            descriptor = lease(path, pointer.size)
+            descriptor = lease(node.layout.object(pointer.key, suffix), pointer.size)
         except OSError as error:
             node.trouble(DiskTrouble(str(error)))
             return None
-        return None if descriptor is None else Lease(path, pointer.key, descriptor, node.owner)
+        if descriptor is None:
+            return None
+        return Lease(node.layout.object_path(pointer.key, suffix), pointer.key, descriptor, node.owner)
 
     def _get_at_once(self, node: Node, url: str) -> Lease | None:
         pointer = node.filling.pointer(url)

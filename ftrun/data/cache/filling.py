@@ -7,16 +7,14 @@ import json
 import os
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrun import durable
-from ftrun.data.cache import names
+from ftrun.data.cache import eviction, names, regular
 from ftrun.data.cache.claims import Claim, claim
 from ftrun.data.cache.layout import knows_no_allocation
 from ftrun.data.cache.leases import is_whole
 from ftrun.data.cache.names import Pointer
-from ftrun.data.cache.refusals import FULL, DiskTrouble, Outdated, on_the_disk
+from ftrun.data.cache.refusals import OUT_OF_DESCRIPTORS, DiskTrouble, OnTheDisk, Outdated
 
 if TYPE_CHECKING:
     from ftrun.data.cache.books import Books
@@ -65,7 +63,7 @@ class Filling:
                 return False
             return self.is_there(url, pointer, listing.size)
 
-        with on_the_disk():
+        with OnTheDisk():
             got = claim(self.layout.temp(key), self.copying.patience.stopped, self.books, arrived)
         waited = got.waited if isinstance(got, Claim) else got
         if waited:
@@ -75,7 +73,7 @@ class Filling:
             try:
                 if not arrived():
                     return self._download(url, key, listing, got), True
-                with on_the_disk():
+                with OnTheDisk():
                     got.drop(self.books)
             finally:
                 self.held.discard(got.descriptor)
@@ -114,15 +112,16 @@ class Filling:
         if ours.waited > copying.patience.timeout:  # whoever was before us has had patience enough
             copying = replace(copying, patience=replace(copying.patience, attempts=1))
         try:
-            with on_the_disk():
-                self._reserve(ours, listing.size or 0)
-                _allocate(ours.descriptor, listing.size or 0)
+            if listing.size:
+                with OnTheDisk():
+                    self._reserve(ours, listing.size)
+                    _allocate(ours.descriptor, listing.size)
             size, crc = copying.copy(url, listing, _Temp(self, ours))
             pointer = Pointer(key, size, crc, asked)
-            with on_the_disk():
+            with OnTheDisk():
                 self._commit(url, pointer, ours)
         except BaseException:
-            with contextlib.suppress(DiskTrouble), on_the_disk():  # what is left of it, the next sweep finds
+            with contextlib.suppress(DiskTrouble), OnTheDisk():  # what is left of it, the next sweep finds
                 ours.drop(self.books)
             raise
         self.page.add("fills")
@@ -137,25 +136,24 @@ class Filling:
 
     def _commit(self, url: str, pointer: Pointer, ours: Claim) -> None:
         target = self.layout.object(pointer.key, names.suffix_of(url))
-        self._reserve(ours, pointer.size)  # in case that nobody knew the size before
-        os.fchmod(ours.descriptor, 0o400)
-        os.utime(ours.descriptor)
         with self.books.held() as account:
-            if not ours.is_ours:
-                raise DiskTrouble(f"{url} took so long that somebody else has gone for it")
+            if not ours.reserve(account, self.room, pointer.size):  # in case that nobody knew the size before
+                raise DiskTrouble(f"no room for {pointer.size} bytes")
             self._remember(url, pointer)
-            with contextlib.suppress(FileNotFoundError):
-                account.total -= os.stat(target).st_size  # a broken one
+            account.total -= eviction.size_of(target)  # a broken one
             self.point(url, pointer)  # first: whoever finds no temporary file any more must find the object
             _rename(ours.path, target)
+        os.fchmod(ours.descriptor, 0o400)  # last: who takes over a temporary file must be able to write to it
 
     def _remember(self, url: str, pointer: Pointer) -> None:
-        line = f"{pointer.key} {pointer.crc:08x} {json.dumps(url)}\n"
+        # A line break before it, too: what a full disk has cut off must not take the next line with it.
+        line = f"\n{pointer.key} {pointer.crc:08x} {json.dumps(url)}\n".encode()
         try:
-            durable.append_line(self.layout.index(pointer.key[:2]), line.encode())
+            regular.append(self.layout.index(pointer.key[:2]), line)
         except OSError as error:
-            if error.errno not in FULL:  # then it is an object whose origin `ftrun cache ls` can't name
+            if error.errno in OUT_OF_DESCRIPTORS:
                 raise
+            # Otherwise it is an object whose origin `ftrun cache ls` can't name.
 
 
 @dataclass(frozen=True)
@@ -173,7 +171,7 @@ class _Temp:
         self.claim.beat()
 
     def grow(self, size: int) -> None:
-        with on_the_disk():
+        with OnTheDisk():
             self.filling._reserve(self.claim, size)
 
 
@@ -190,6 +188,6 @@ def _allocate(descriptor: int, size: int) -> None:
 def _rename(old: str, new: str) -> None:
     try:
         os.rename(old, new)
-    except FileNotFoundError:
-        Path(new).parent.mkdir(mode=0o700, exist_ok=True)
+    except (FileNotFoundError, NotADirectoryError):
+        regular.make_directory(os.path.dirname(new))
         os.rename(old, new)

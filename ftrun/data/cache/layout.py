@@ -6,13 +6,12 @@ temporary files; ``p/`` a page of counters for each process; ``index/ab`` where 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
 from typing import TYPE_CHECKING
 
-from ftrun.data.cache import filesystems
+from ftrun.data.cache import filesystems, regular
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +19,12 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _ROOMS = ("o", "u", "t", "p", "index")
-_OURS = {*_ROOMS, "gc.lock", "VERSION"}
+OURS = {*_ROOMS, "gc.lock", "VERSION"}
 _HOW = "choose another with data.cache in the job file, $FTRUN_CACHE or CachedFiles(root=...)"
+
+
+class OtherVersion(UsageError):
+    """The cache is of another layout, or nobody can say of which."""
 
 
 class Layout:
@@ -35,10 +38,18 @@ class Layout:
         self.pages = f"{self.home}/p"
         self.objects = f"{self.home}/o"
         self.pointers = f"{self.home}/u"
+        self._shards: dict[str, Path] = {}
 
     def object(self, key: str, suffix: str) -> str:
         """An object."""
         return f"{self.objects}/{key[:2]}/{key}{suffix}"
+
+    def object_path(self, key: str, suffix: str) -> Path:
+        """The same for users. To take a directory's path apart is half of what making a path costs: done once each."""
+        directory = self._shards.get(key[:2])
+        if directory is None:
+            directory = self._shards[key[:2]] = self.home / "o" / key[:2]
+        return directory / f"{key}{suffix}"
 
     def pointer(self, slot: str) -> str:
         """A URL's pointer."""
@@ -48,9 +59,9 @@ class Layout:
         """What an object is before it is whole."""
         return f"{self.temps}/{key}"
 
-    def index(self, shard: str) -> Path:
-        """Lines ``KEY CRC "URL"`` of the objects whose keys begin with two digits."""
-        return self.home / "index" / shard
+    def index(self, shard: str) -> str:
+        """Lines ``KEY CRC "URL"`` of the objects whose keys begin with two digits; empty ones between them."""
+        return f"{self.home}/index/{shard}"
 
     def check(self) -> None:
         """Refuse a root that no cache may lie in. Changes nothing.
@@ -90,9 +101,10 @@ class Layout:
             raise UsageError(f"data cache {self.root}: you may not write there ({error}); {_HOW}") from error
         self.check()
         for room in _ROOMS:
-            (self.home / room).mkdir(mode=0o700, exist_ok=True)
+            regular.make_directory(f"{self.home}/{room}")
+        regular.make_way(self.lock)
         # All who come at once write the same; nobody truncates what others read.
-        version = os.open(self.home / "VERSION", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        version = os.open(self.home / "VERSION", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(version, f"{VERSION}\n".encode())
         finally:
@@ -110,21 +122,30 @@ class Layout:
             )
 
     def _check_version(self) -> None:
-        text = ""
-        with contextlib.suppress(FileNotFoundError):
-            text = (self.home / "VERSION").read_text(errors="replace").strip()
+        text = self._version()
         if not text:
-            strange = sorted(set(os.listdir(self.home)) - _OURS)
+            strange = sorted(set(os.listdir(self.home)) - OURS)
             if strange:
                 raise UsageError(
                     f"data cache {self.home} holds {strange[0]!r}, which is not the cache's, and no VERSION; {_HOW}"
                 )
         elif text != str(VERSION):
             age = "a newer" if text.isdigit() and int(text) > VERSION else "another"
-            raise UsageError(
+            raise OtherVersion(
                 f"data cache {self.home} was written by {age} version of ftrun (layout {text[:20]!r}, this one reads "
                 f"{VERSION}); type `ftrun cache clear --root {self.root}` to throw it away, or {_HOW}"
             )
+
+    def _version(self) -> str:
+        try:
+            return regular.read(f"{self.home}/VERSION").decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise OtherVersion(
+                f"data cache {self.home}: its VERSION can't be read ({error}); type `ftrun cache clear --root "
+                f"{self.root}` to throw it away, or {_HOW}"
+            ) from error
 
 
 def knows_no_allocation(error: OSError) -> bool:

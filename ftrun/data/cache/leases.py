@@ -6,19 +6,25 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftrun.data.cache import regular
+from ftrun.flock import try_lock
+
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 _NOTED = 60.0
 """Seconds for which a use isn't noted again."""
 
 
-_PAUSES = (0.0, 0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
+_PAUSES = (0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 """Seconds between attempts at an object that is locked for a moment."""
+
+_NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 
 class Owner:
@@ -47,8 +53,8 @@ class Lease:
 
     __slots__ = ("_descriptor", "_owner", "key", "path")
 
-    def __init__(self, path: str, key: str, descriptor: int, owner: Owner) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, key: str, descriptor: int, owner: Owner) -> None:
+        self.path = path
         self.key = key
         self._descriptor = descriptor
         self._owner = owner
@@ -71,8 +77,9 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        with contextlib.suppress(OSError, AttributeError, TypeError):  # the interpreter may be on its way out
-            self.release()
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError, AttributeError, TypeError):  # the interpreter may be on its way out
+                self.release()
 
 
 def lease(path: str, size: int) -> int | None:
@@ -82,13 +89,17 @@ def lease(path: str, size: int) -> int | None:
         OSError: out of descriptors, or the disk is broken.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+        descriptor = os.open(path, regular.READ)
+    except OSError as error:
+        if error.errno in _NO_OBJECT:
+            return None
+        raise
     try:
-        _share(descriptor)
+        if not try_lock(descriptor, shared=True):
+            _share(descriptor)
         found = os.fstat(descriptor)
-        if found.st_nlink and found.st_size == size:  # nobody has evicted it between open and lock
+        # Nobody has evicted it between open and lock, and it is what was downloaded.
+        if found.st_nlink and found.st_size == size and stat.S_ISREG(found.st_mode):
             if found.st_mtime + _NOTED < time.time():
                 _note_use(descriptor)
             return descriptor
@@ -104,11 +115,8 @@ def lease(path: str, size: int) -> int | None:
 def _share(descriptor: int) -> None:
     """Lock an object, which has this moment got its name, or is about to go, when it is locked otherwise."""
     for pause in _PAUSES:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(pause)
-        else:
+        time.sleep(pause)
+        if try_lock(descriptor, shared=True):
             return
     raise BlockingIOError(errno.EAGAIN, "the object is locked")
 
@@ -121,6 +129,7 @@ def _note_use(descriptor: int) -> None:
 def is_whole(path: str, size: int) -> bool:
     """Whether an object is there and has its size."""
     try:
-        return os.stat(path).st_size == size
+        found = os.lstat(path)
     except OSError:
         return False
+    return found.st_size == size and stat.S_ISREG(found.st_mode)

@@ -10,8 +10,7 @@ import binascii
 import hashlib
 import math
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ftrun.data.cache.records import Listing
@@ -41,8 +40,7 @@ def suffix_of(url: str) -> str:
     return found[0] if found and found.start() else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Pointer:
+class Pointer(NamedTuple):
     """What is known of a URL.
 
     Attributes:

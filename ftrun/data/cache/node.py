@@ -19,6 +19,8 @@ from ftrun.data.cache.leases import Owner
 from ftrun.data.cache.pages import Page
 from ftrun.data.cache.refusals import DiskTrouble
 from ftrun.data.cache.room import Room
+from ftrun.data.cache.threads import Threads
+from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,9 +74,10 @@ class Node:
         """Say once in a process that the cache can't be used."""
         if not self.warned:
             self.warned = True
+            counted = "; counted as bypasses in `ftrun cache ls`" if self.page.is_shared else ""
             warnings.warn(
                 f"data cache {self.layout.root}: {error}. Training goes on and reads such files past the cache, at the "
-                "remote's speed; counted as bypasses in `ftrun cache ls`",
+                f"remote's speed{counted}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -85,12 +88,18 @@ class Node:
         return self.filling.boot
 
     def mend(self, trouble: DiskTrouble) -> None:
-        """After trouble with the disk: make what is missing, make space. The caller tries once more."""
-        with contextlib.suppress(OSError):
-            self.layout.make()
+        """After trouble with the disk: make space, make what is missing. The caller tries once more.
+
+        Raises:
+            DiskTrouble: that would be in vain.
+        """
         if trouble.full:
             with contextlib.suppress(DiskTrouble), self.books.held() as account:
                 self.room.shed(account)
+        try:
+            self.layout.make()
+        except (OSError, UsageError) as error:  # UsageError: it is no place for a cache any more; no reason to fail
+            raise DiskTrouble(str(error)) from error
 
     def before_fork(self) -> None:
         """A child will hold a copy of every descriptor."""
@@ -119,13 +128,12 @@ def start(plan: Plan, remote: Remote) -> Node:
     with contextlib.suppress(OSError):
         layout.make()
     books = Books(layout.lock, lambda: eviction.count(layout), plan.patience.lock)
-    page = None
+    page = Page(plan.limit)
     with contextlib.suppress(DiskTrouble), books.held() as account:
-        page = Page(layout.pages, plan.limit)
+        page.share(layout.pages)
         sweeping.sweep(layout, account)
-    page = page or Page(None, plan.limit)
-    room = Room(layout, plan.reserve, lambda: page.add("evictions"))
-    copying = Copying(remote, plan.patience, lambda: page.add("retries"))
+    room = Room(layout, plan.reserve, page)
+    copying = Copying(remote, Threads(), plan.patience, lambda: page.add("retries"))
     filling = Filling(layout, books, room, copying, page, set(), _boot_time())
     return Node(layout, books, page, room, copying, filling)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import crc32c
 
-from ftrun.data.cache import names, patient
+from ftrun.data.cache import eviction, names, patient
 from ftrun.data.cache.refusals import DiskTrouble, Outdated, RemoteError, RemoteFileMissing
 from ftrun.data.cache.remote import CHUNK
 
@@ -69,7 +69,7 @@ class Obtaining:
                 raise
             except RemoteError as error:
                 return self._unasked(url, known, error)
-            if known is not None and self.is_same(url, known, listing):
+            if known is not None and self.is_same(url, known, listing) and self._is_sound(url, known):
                 return Obtained("hit", self.confirm(url, known, asked), known.size)
             with contextlib.suppress(Outdated):
                 return self._bring(url, listing)
@@ -82,10 +82,24 @@ class Obtaining:
         path = self.node.layout.object(known.key, names.suffix_of(url))
         return known.checked >= self.node.boot or checksum(path) == known.crc
 
+    def _is_sound(self, url: str, known: Pointer) -> bool:
+        """Compare a small file with its checksum, as a run touches it first: it is read next anyway."""
+        if known.size > CHUNK:
+            return True
+        path = self.node.layout.object(known.key, names.suffix_of(url))
+        found = checksum(path)
+        if found is None or found == known.crc:
+            return True
+        words = f"{url}: its copy in the data cache is damaged (CRC32C {found:08x} instead of {known.crc:08x})"
+        warnings.warn(f"{words}. It is fetched again; `ftrun cache verify` looks at all", RuntimeWarning, stacklevel=2)
+        with contextlib.suppress(DiskTrouble), self.node.books.held() as account:
+            account.total -= eviction.evict(eviction.Candidate(0.0, 2**62, known.size, path)) or 0
+        return False
+
     def confirm(self, url: str, known: Pointer, asked: float) -> Pointer:
         """Write down that the remote still has what we have."""
         self.node.page.add("rechecks")
-        confirmed = replace(known, checked=asked)
+        confirmed = known._replace(checked=asked)
         with contextlib.suppress(DiskTrouble), self.node.books.held():
             self.node.filling.point(url, confirmed)
         return confirmed
@@ -101,8 +115,9 @@ class Obtaining:
         try:
             return self._filled(url, listing)
         except DiskTrouble as error:
-            self.node.mend(error)
+            trouble = error
         try:
+            self.node.mend(trouble)
             return self._filled(url, listing)
         except DiskTrouble as error:
             self.node.trouble(error)

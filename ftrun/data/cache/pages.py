@@ -9,7 +9,6 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import struct
@@ -18,7 +17,9 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from ftrun.data.cache import regular
 from ftrun.data.cache.records import COUNTED, Counters
+from ftrun.flock import let_go, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,43 +30,47 @@ _LIMIT = len(COUNTED)
 _INDEX = {name: number for number, name in enumerate(COUNTED)}
 _MICRO = 1_000_000
 TOTAL = "total"
+_NEXT = f"{TOTAL}.new"
 NO_LIMIT = 2**62
 
 
 class Page:
-    """The numbers of this process. Any thread may add to them."""
+    """The numbers of this process. Any thread may add to them.
 
-    def __init__(self, directory: str | None, limit: int | None) -> None:
-        """Make a page. The caller holds the cache's lock, so that no sweep takes a page that isn't locked yet.
+    Attributes:
+        limit: bytes that this process allows the cache to take.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        """Count for this process alone, until the page is shared.
 
         Args:
-            directory: where pages lie; None to count for this process alone.
-            limit: bytes that this process allows the cache to take.
+            limit: bytes that this process allows the cache to take; None for no limit.
         """
+        self.limit = NO_LIMIT if limit is None else limit
         self._guard = threading.Lock()
+        self._path = ""
         self._descriptor = -1
         self._map: mmap.mmap | None = None
         self._numbers: memoryview | array.array[int] = array.array("q", [0] * _LENGTH)
-        self._numbers[_LIMIT] = NO_LIMIT if limit is None else limit
-        if directory is not None:
-            with contextlib.suppress(OSError):  # a full or read-only disk is no reason not to count
-                self._share(directory)
+        self._numbers[_LIMIT] = self.limit
 
-    def _share(self, directory: str) -> None:
-        path = f"{directory}/{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            _hold(descriptor)
-            assert isinstance(self._numbers, array.array)
-            os.write(descriptor, self._numbers.tobytes())  # written, not only sized: a full disk would kill us later
-            self._map = mmap.mmap(descriptor, _SIZE)
-        except OSError:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            raise
-        self._descriptor = descriptor
-        self._numbers = memoryview(self._map).cast("q")
+    @property
+    def is_shared(self) -> bool:
+        """Whether others see it."""
+        return self._map is not None
+
+    def share(self, directory: str) -> None:
+        """Have others see it, where they don't yet, or not any more since somebody has removed the cache.
+
+        The caller holds the cache's lock, so that no sweep takes a page that isn't locked yet. A full or read-only disk
+        is no reason not to count.
+        """
+        if self._map is not None and os.path.exists(self._path):
+            return
+        with self._guard, contextlib.suppress(OSError, ValueError):
+            self._leave()
+            self._share(f"{directory}/{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
     def add(self, name: str, amount: float = 1) -> None:
         """Count something. Seconds are held in microseconds."""
@@ -75,7 +80,8 @@ class Page:
 
     def counters(self) -> Counters:
         """What this process has counted."""
-        return _counters(tuple(self._numbers))
+        with self._guard:
+            return _counters(tuple(self._numbers))
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError, TypeError):  # the interpreter may be on its way out
@@ -83,6 +89,24 @@ class Page:
 
     def forget(self) -> None:
         """Let go of the page: it belongs to the process we were forked from, or nobody uses it any more."""
+        self._leave()  # without the guard, which another thread of that process may have held
+
+    def _share(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _hold(descriptor)
+            assert isinstance(self._numbers, array.array)
+            os.write(descriptor, self._numbers.tobytes())  # written, not only sized: a full disk would kill us later
+            mapped = mmap.mmap(descriptor, _SIZE)
+        except (OSError, ValueError):  # ValueError: the disk took a part of it
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        self._path, self._descriptor, self._map = path, descriptor, mapped
+        self._numbers = memoryview(mapped).cast("q")
+
+    def _leave(self) -> None:
         if self._map is None:
             return
         numbers, self._numbers = self._numbers, array.array("q", self._numbers)
@@ -98,8 +122,7 @@ class Page:
 def _hold(descriptor: int) -> None:
     """Lock our page, which somebody who asks whether we live may hold for a moment."""
     for _ in range(100):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if try_lock(descriptor, shared=True):
             return
         time.sleep(0.001)
     raise BlockingIOError(errno.EAGAIN, "the page is locked")
@@ -112,8 +135,7 @@ def _counters(numbers: tuple[int, ...]) -> Counters:
 
 def _read(path: str) -> tuple[int, ...] | None:
     try:
-        with open(path, "rb") as file:
-            data = file.read(_SIZE + 1)
+        data = regular.read(path)
     except OSError:
         return None
     return struct.unpack(f"={_LENGTH}q", data) if len(data) == _SIZE else None
@@ -121,25 +143,29 @@ def _read(path: str) -> tuple[int, ...] | None:
 
 def _pages(directory: str) -> Iterator[tuple[str, bool]]:
     """Paths of the pages, and whether their process lives."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(directory):
-            if name == TOTAL:
+            if name in (TOTAL, _NEXT):
                 continue
             path = f"{directory}/{name}"
-            with contextlib.suppress(FileNotFoundError):
-                yield path, in_use(path)
+            try:
+                alive = in_use(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENXIO):  # a link or a socket is nobody's page
+                    raise
+                alive = False
+            yield path, alive
 
 
 def in_use(path: str) -> bool:
     """Whether a process holds a lock on a file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(path, regular.READ)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor)
     finally:
-        os.close(descriptor)
-    return False
+        let_go(descriptor)
 
 
 def smallest_limit(directory: str) -> int:
@@ -169,7 +195,9 @@ def fold(directory: str) -> None:
         numbers = _read(path) or (0,) * _LENGTH
         total = [one + other for one, other in zip(total, numbers, strict=True)]
     total[_LIMIT] = 0
-    written = f"{directory}/{TOTAL}.new"
+    written = f"{directory}/{_NEXT}"
+    for path in (written, f"{directory}/{TOTAL}"):
+        regular.make_way(path)
     with open(written, "wb") as file:
         file.write(struct.pack(f"={_LENGTH}q", *total))
     os.replace(written, f"{directory}/{TOTAL}")

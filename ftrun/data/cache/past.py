@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftrun.data.cache import patient
@@ -27,7 +28,7 @@ def read_past(node: Node, url: str) -> Lease:
     node.page.add("bypasses")
     path = local_path(url)
     if path is not None:
-        return Lease(path, "", -1, node.owner)
+        return Lease(Path(path), "", -1, node.owner)
     for _ in range(node.copying.patience.attempts):
         try:
             return patient.persist(url, lambda: _download(node, url), node.copying.patience)
@@ -49,7 +50,7 @@ def _download(node: Node, url: str) -> Lease:
     except BaseException:
         os.close(descriptor)
         raise
-    return Lease(f"/proc/{os.getpid()}/fd/{descriptor}", "", descriptor, node.owner)
+    return Lease(Path(f"/proc/{os.getpid()}/fd/{descriptor}"), "", descriptor, node.owner)
 
 
 def _nameless(size: int) -> int:

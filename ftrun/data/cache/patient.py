@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from ftrun import credentials
 from ftrun.data.cache.refusals import OUT_OF_DESCRIPTORS, DiskTrouble, Outdated, RemoteError, RemoteFileMissing
 from ftrun.errors import UsageError
 
@@ -15,15 +16,51 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ftrun.data.cache.records import Patience
+    from ftrun.data.cache.threads import Threads
 
 T = TypeVar("T")
 _BEAT = 1.0
+_BUSY = 0.02
 
 
-def stream(source: Callable[[], Iterable[T]], timeout: float, beat: Callable[[], None]) -> Iterator[T]:
-    """Yield what a source yields, read in a thread of its own, which is left behind when it hangs.
+def ask(threads: Threads, call: Callable[[], T], timeout: float, beat: Callable[[], None] = lambda: None) -> T:
+    """Call something that may hang, in another thread, which is left behind then.
 
     Args:
+        threads: of which one makes the call.
+        call: what may hang.
+        timeout: seconds to wait for it.
+        beat: called about once a second while waiting.
+
+    Raises:
+        TimeoutError: it didn't answer.
+        BaseException: whatever it raises.
+    """
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:  # handed to the thread that asked
+            answers.put((None, error))
+
+    _hand_over(threads, answer, timeout, beat)
+    value, error = _next(answers, timeout, beat)
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+    return value  # type: ignore[return-value] # None only where that is the answer
+
+
+def stream(
+    threads: Threads, source: Callable[[], Iterable[T]], timeout: float, beat: Callable[[], None]
+) -> Iterator[T]:
+    """Yield what a source yields, read in another thread, which is left behind when it hangs.
+
+    Args:
+        threads: of which one reads.
         source: called in that thread.
         timeout: seconds to wait for one item.
         beat: called about once a second while waiting.
@@ -49,7 +86,7 @@ def stream(source: Callable[[], Iterable[T]], timeout: float, beat: Callable[[],
         except BaseException as error:  # handed to the thread that asked
             items.put(("error", error))
 
-    threading.Thread(target=read, daemon=True, name="ftrun-remote").start()
+    _hand_over(threads, read, timeout, beat)
     try:
         while True:
             kind, value = _next(items, timeout, beat)
@@ -64,6 +101,15 @@ def stream(source: Callable[[], Iterable[T]], timeout: float, beat: Callable[[],
         left.set()
 
 
+def _hand_over(threads: Threads, call: Callable[[], None], timeout: float, beat: Callable[[], None]) -> None:
+    until = time.monotonic() + timeout
+    while not threads.call(call):
+        if time.monotonic() > until:
+            raise TimeoutError(f"nothing came for {timeout:g} s from {threads.most} requests before it")
+        beat()
+        time.sleep(_BUSY)
+
+
 def _next(items: queue.SimpleQueue[T], timeout: float, beat: Callable[[], None]) -> T:
     until = time.monotonic() + timeout
     while True:
@@ -74,16 +120,6 @@ def _next(items: queue.SimpleQueue[T], timeout: float, beat: Callable[[], None])
             if left <= 0:
                 raise TimeoutError(f"nothing came for {timeout:g} s") from None
             beat()
-
-
-def ask(call: Callable[[], T], timeout: float, beat: Callable[[], None] = lambda: None) -> T:
-    """Call something that may hang, in a thread of its own.
-
-    Raises:
-        TimeoutError: it didn't answer.
-        BaseException: whatever it raises.
-    """
-    return next(iter(list(stream(lambda: (call(),), timeout, beat))))
 
 
 def persist(
@@ -147,6 +183,16 @@ def _text(error: Exception) -> str:
 def _advice(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return "This process has too many files open: release leases earlier, or raise the limit with `ulimit -n`"
+    if credentials.missing(error):
+        return (
+            "Give the remote's credentials, where its own tools look for them (in containers: on every node), or with "
+            "CachedFiles(storage_options={...})"
+        )
     if isinstance(error, TimeoutError):
-        return "The remote hangs: check that it answers, or give it longer with Patience(timeout=...)"
+        return (
+            "The remote hangs: check that it answers, or give it longer with "
+            "CachedFiles(patience=Patience(timeout=...)), of ftrun.data.cache.records"
+        )
+    if isinstance(error, TypeError):
+        return "Its driver doesn't take what it is given: check storage_options"
     return "Check that the remote answers, for example with `ls` or its own command"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from typing import TYPE_CHECKING
 
 from ftrun.errors import FtrunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -44,12 +43,20 @@ class Superseded(DiskTrouble):
     """Somebody took us for dead and downloads the file in our place."""
 
 
-@contextlib.contextmanager
-def on_the_disk() -> Iterator[None]:
-    """What goes wrong inside is the cache's own disk, not the remote."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in OUT_OF_DESCRIPTORS:
-            raise
-        raise DiskTrouble(str(error), full=error.errno in FULL) from error
+class OnTheDisk:
+    """What goes wrong inside the ``with`` block is the cache's own disk, not the remote.
+
+    Raises:
+        DiskTrouble: for an OSError, unless the process is out of descriptors.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError) and error.errno not in OUT_OF_DESCRIPTORS:
+            raise DiskTrouble(str(error), full=error.errno in FULL) from error

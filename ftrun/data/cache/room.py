@@ -10,10 +10,9 @@ from ftrun.data.cache import eviction, pages
 from ftrun.data.cache.settings import reserve_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ftrun.data.cache.books import Account
     from ftrun.data.cache.layout import Layout
+    from ftrun.data.cache.pages import Page
 
 _FRESH = 2.0
 """Seconds for which the limits of other jobs, and a look at the cache that found nothing to evict, hold good."""
@@ -25,12 +24,14 @@ _SHED = 16
 class Room:
     """Makes room. Every method that changes something is called with the cache's lock held."""
 
-    def __init__(self, layout: Layout, reserve: int | str, evicted: Callable[[], None]) -> None:
+    def __init__(self, layout: Layout, reserve: int | str, page: Page) -> None:
         self._layout = layout
+        self._home = str(layout.home)
         self._reserve = reserve
-        self._evicted = evicted
+        self._disk = self._kept = 0
+        self._page = page
         self._queue: list[eviction.Candidate] = []
-        self._limit = pages.NO_LIMIT
+        self._limit = page.limit
         self._limit_read = float("-inf")
         self._nothing_left = float("-inf")
 
@@ -77,14 +78,18 @@ class Room:
 
     def left(self, account: Account) -> int:
         """Bytes that fit now."""
-        disk = os.statvfs(self._layout.home)
-        free = disk.f_bavail * disk.f_frsize - reserve_of(self._reserve, disk.f_blocks * disk.f_frsize)
-        return max(0, min(free, self.limit() - account.total))
+        disk = os.statvfs(self._home)
+        if disk.f_blocks * disk.f_frsize != self._disk:
+            self._disk = disk.f_blocks * disk.f_frsize
+            self._kept = reserve_of(self._reserve, self._disk)
+        return max(0, min(disk.f_bavail * disk.f_frsize - self._kept, self.limit() - account.total))
 
     def limit(self) -> int:
         """The smallest limit of the jobs that use the cache now."""
         if time.monotonic() > self._limit_read + _FRESH:
-            self._limit = pages.smallest_limit(self._layout.pages)
+            # Ours as well: as long as the disk takes no page of ours, it isn't among them.
+            self._page.share(self._layout.pages)
+            self._limit = min(self._page.limit, pages.smallest_limit(self._layout.pages))
             self._limit_read = time.monotonic()
         return self._limit
 
@@ -97,5 +102,5 @@ class Room:
         if size is None:
             return False
         account.total -= size
-        self._evicted()
+        self._page.add("evictions")
         return True

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from ftrun.data.cache import eviction, sweeping
 from ftrun.data.cache.books import Books
+from ftrun.data.cache.layout import OURS
+from ftrun.data.cache.names import Pointer
 from ftrun.data.cache.obtaining import checksum
 from ftrun.data.cache.refusals import DiskTrouble
 from ftrun.errors import UsageError
@@ -57,6 +59,7 @@ class Cleared:
 
 def damages(layout: Layout) -> Iterator[tuple[CachedObject, str | None]]:
     """Every object, and what is wrong with it; None where nothing is. Reads every byte."""
+    pointed: dict[str, int] | None = None
     for shard in eviction.shards(layout):
         known = {line.key: line.crc for line in eviction.index_lines(layout, shard)}
         for each in eviction.objects(layout, shard):
@@ -64,10 +67,25 @@ def damages(layout: Layout) -> Iterator[tuple[CachedObject, str | None]]:
             if found is None:  # evicted meanwhile
                 continue
             expected = known.get(each.key)
+            if expected is None:  # its line was lost, to a full disk perhaps: its pointer knows it, too
+                pointed = _pointed(layout) if pointed is None else pointed
+                expected = pointed.get(each.key)
             if expected is None:
                 yield each, "nothing is known of where it came from"
             else:
                 yield each, None if found == expected else f"CRC32C {found:08x} instead of {expected:08x}"
+
+
+def _pointed(layout: Layout) -> dict[str, int]:
+    """The checksums that pointers tell, by key."""
+    found: dict[str, int] = {}
+    for directory, _, names in os.walk(layout.pointers):
+        for name in names:
+            with contextlib.suppress(OSError):
+                pointer = Pointer.decode(os.readlink(f"{directory}/{name}"))
+                if pointer is not None:
+                    found[pointer.key] = pointer.crc
+    return found
 
 
 def remove(layout: Layout, objects: list[CachedObject]) -> int:
@@ -88,13 +106,16 @@ def clear(layout: Layout) -> Cleared:
 
     Raises:
         UsageError: the cache can't be locked.
+        OSError: its disk is broken or read-only.
     """
+    layout.make()  # what isn't as it should be is made so, too
     there = [each for shard in eviction.shards(layout) for each in eviction.objects(layout, shard)]
     size = sum(each.size for each in there)
     remove(layout, there)
     with _held(layout) as account:
         sweeping.sweep(layout, account)
         sweeping.compact_all(layout)
+        account.total = eviction.count(layout)  # somebody may have removed files by hand
         shutil.rmtree(layout.pointers, ignore_errors=True)
         os.makedirs(layout.pointers, mode=0o700, exist_ok=True)
     left = [each for shard in eviction.shards(layout) for each in eviction.objects(layout, shard)]
@@ -108,7 +129,8 @@ def discard(layout: Layout) -> None:
         UsageError: it is no cache, or not ours.
     """
     found = os.lstat(layout.home)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or not (layout.home / "VERSION").is_file():
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not ours or not ((layout.home / "VERSION").is_file() or set(os.listdir(layout.home)) <= OURS):
         raise UsageError(f"{layout.home} is no data cache of yours; nothing was removed")
     shutil.rmtree(layout.home)
 
