@@ -70,12 +70,19 @@ class GPT(nn.Module):
 
 
 class StandardLibrary(torch.utils.data.Dataset):
-    """Windows of CONTEXT + 1 bytes over the source files of Python's standard library."""
+    """Windows of CONTEXT + 1 bytes over the source files of Python's standard library.
 
-    def __init__(self) -> None:
-        folder = Path(sysconfig.get_paths()["stdlib"])
-        text = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
-        self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    They are read through the node's cache, as files on a slow mount or behind URLs would be: once for all ranks.
+    """
+
+    def __init__(self, files: ftrun.CachedFiles) -> None:
+        paths = [str(path) for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))]
+        files.prefetch(paths)
+        text = bytearray()
+        for path in paths:
+            with files.open(path) as local:
+                text += local.read_bytes()
+        self.text = torch.frombuffer(text, dtype=torch.uint8)
 
     def __len__(self) -> int:
         return (len(self.text) - 1) // CONTEXT
@@ -104,7 +111,7 @@ def main(ft: ftrun.Session, arguments: argparse.Namespace) -> None:
 
     bfloat16 = ft.device.type == "cuda" and torch.cuda.is_bf16_supported()
 
-    loader = ft.loader(StandardLibrary(), global_batch=arguments.batch, shuffle=True, seed=17)
+    loader = ft.loader(StandardLibrary(ftrun.CachedFiles()), global_batch=arguments.batch, shuffle=True, seed=17)
     ft.track(model=model, optimizer=optimizer, scheduler=scheduler)  # restored here when there is a commit
 
     if ft.rank == 0:

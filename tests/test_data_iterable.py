@@ -181,8 +181,14 @@ def test_shards_that_ranks_must_share_are_warned_of(caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
+@pytest.mark.parametrize("shards", [4, 10, 12])
+def test_two_ranks_need_not_share_shards(shards: int, caplog: pytest.LogCaptureFixture) -> None:
+    Run(Sharded(Stream, [60] * shards, known=True), 2, 0, virtual_shards=shards).train(1)
+    assert "dealt out" not in caplog.text
+
+
 def whole(world: int, **options: Any) -> Run:
-    return Run(Whole, world, options.pop("workers", 0), **options)
+    return Run(Whole, world, options.pop("workers", 0), shuffle=False, **options)
 
 
 def test_a_stream_without_shards_goes_on_in_the_same_world() -> None:
@@ -221,11 +227,11 @@ def test_what_can_not_work_is_said() -> None:
         broken(iter(range(100)))
     with pytest.raises(UsageError, match=r"shard\(\) returned itself"):
         broken(Itself())
-    with pytest.raises(UsageError, match="virtual_shards=0"):
+    with pytest.raises(UsageError, match="virtual_shards is a whole number from 1"):
         broken(Sharded(), virtual_shards=0)
     unsure = Sharded()
     unsure.shard_lengths = lambda count: [1, 2, 3]
-    with pytest.raises(UsageError, match="lengths of 3 shards, and has 4"):
+    with pytest.raises(UsageError, match=r"4 shards are of the lengths \[1, 2, 3\]"):
         broken(unsure, virtual_shards=4)
     with pytest.raises(UsageError, match="leave epoch_samples out"):
         broken(Sharded(known=True), virtual_shards=4, epoch_samples=100)
@@ -233,6 +239,10 @@ def test_what_can_not_work_is_said() -> None:
         broken(Sharded(Stream, [0] * 16), virtual_shards=16)
     with pytest.raises(UsageError, match="can't be cut into shards"):
         broken(Whole(0), virtual_shards=16)
+    with pytest.raises(UsageError, match="Whole has none: leave it out and shuffle in the dataset"):
+        broken(Whole(0), shuffle=True)
+    with pytest.raises(UsageError, match="a set has an order of its own in each process"):
+        broken({"a", "b"})
 
 
 def test_a_shard_that_is_shorter_than_it_says() -> None:

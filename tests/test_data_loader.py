@@ -269,8 +269,29 @@ class PerRank(RandomSampler):
         ({"sampler": PerRank(range(53)), "shuffle": None}, "one rank's part.* the same on all ranks"),
         ({"generator": torch.Generator()}, "seed and generator both say the order"),
         ({"in_order": False}, "in_order=False .* leave it out"),
-        ({"num_workers": -1}, "number of processes from 0, not -1"),
+        ({"num_workers": -1}, "num_workers is a whole number from 0: a number of processes, not -1"),
         ({"virtual_shards": 4}, "for iterable datasets"),
+        ({"dataset": "data/train"}, "the dataset is text, 'data/train': give an object"),
+        ({"dataset": Augmented}, "the dataset is the class Augmented: give an object"),
+        ({"shuffle": "false"}, "shuffle is True or False, not 'false'"),
+        ({"sample_seeds": "no"}, "sample_seeds is True or False"),
+        ({"pin_memory": "cuda"}, "pin_memory is True or False"),
+        ({"sampler": 5, "shuffle": None}, "sampler lists dataset indices.* and 5 can't be"),
+        ({"sampler": iter([1]), "shuffle": None}, "list_iterator, which can be read only once"),
+        ({"generator": 5, "seed": 0}, "generator is a torch.Generator, or left out, not 5"),
+        ({"seed": 1.5}, "seed is a whole number, not 1.5"),
+        ({"seed": 2**63, "order": "torch"}, "too large for order='torch'"),
+        ({"order": ["torch"]}, r"no order \['torch'\]"),
+        ({"rank": "0"}, "rank is a whole number, not '0'"),
+        ({"num_workers": "2"}, "num_workers is a whole number from 0: a number of processes, not '2'"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is a whole number from 1"),
+        ({"timeout": "5"}, "timeout is a number of seconds"),
+        ({"timeout": 5}, "timeout=5 is for batches that workers load"),
+        ({"collate_fn": "stack"}, "collate_fn is a function, not 'stack'"),
+        (
+            {"dataset": Stream(), "world": 5, "shuffle": False},
+            r"world sizes that work are 1, 2, 3, 4, 6, 12; or start over with a global_batch that is a multiple of 5$",
+        ),
         ({"dataset": Stream(), "sampler": [1]}, "read in order, so there is nothing to sample"),
         ({"dataset": Stream(), "tail": "pad"}, "whole global batches"),
     ],
@@ -278,6 +299,20 @@ class PerRank(RandomSampler):
 def test_what_can_t_work_is_refused_with_a_way_out(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         make(**arguments)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    two, one, none, size, seed = (np.int64(each) for each in (2, 1, 0, GLOBAL_BATCH, SEED))
+    words: dict[str, Any] = {"world": two, "rank": one, "num_workers": none, "global_batch": size, "seed": seed}
+    loader = make(**words)
+    assert loader.state_dict() == make().state_dict()
+    assert [type(value) for value in loader.state_dict().values()] == [type(v) for v in make().state_dict().values()]
+
+
+@pytest.mark.parametrize("state", [None, [1], {}, {"_iterator_finished": False}])
+def test_what_is_no_state_of_a_loader_is_refused(state: Any) -> None:
+    with pytest.raises(StateMismatch, match="no position of a loader of ftrun's"):
+        make().load_state_dict(state)
 
 
 def test_tail_error_accepts_data_that_fits() -> None:
@@ -361,6 +396,32 @@ def test_a_distributed_sampler_is_taken_for_what_it_means(shuffle: bool) -> None
             assert seen == list(sampler)
 
 
+def _sizes(batches: Any, world: int) -> list[list[int]]:
+    shares = [DataLoader(Augmented(20), batch_sampler=batches, rank=rank, world_size=world) for rank in range(world)]
+    return [[len(rows(batch)) for batch in loader] for loader in shares]
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_batches_of_any_batch_sampler_are_those_of_all_ranks(drop_last: bool) -> None:
+    class Own(BatchSampler):
+        pass
+
+    for kind in (BatchSampler, Own):
+        batches = kind(range(20), 6, drop_last)
+        assert _sizes(batches, 1) == [[6, 6, 6] if drop_last else [6, 6, 6, 2]], kind
+        assert _sizes(batches, 2) == [[3, 3, 3] if drop_last else [3, 3, 3, 1]] * 2, kind
+    for word in ({"global_batch": 4}, {"tail": "pad"}):
+        with pytest.raises(UsageError, match=f"which samples make which batch: leave out {next(iter(word))}"):
+            DataLoader(Augmented(20), batch_sampler=BatchSampler(range(20), 6, drop_last), **word)
+
+
+def test_batches_over_a_distributed_sampler_are_those_of_one_rank() -> None:
+    for rank in range(2):
+        sampler: Any = DistributedSampler(Augmented(20), 2, rank)
+        loader = DataLoader(Augmented(20), batch_sampler=BatchSampler(sampler, 5, True))
+        assert ([len(rows(batch)) for batch in loader], loader.global_batch) == ([5, 5], 10)
+
+
 @pytest.mark.parametrize(
     ("sampler", "text"),
     [
@@ -412,7 +473,13 @@ def test_a_sampler_that_lists_something_else_on_resume_is_found_out() -> None:
     [
         ({"sampler": ["a"]}, "lists no dataset indices for epoch 0 such as 'a'"),
         ({"sampler": []}, "0 samples"),
+        ({"sampler": "ab"}, "lists no dataset indices for epoch 0 such as 'a'"),
+        ({"sampler": [1, [2]]}, r"lists no dataset indices for epoch 0 such as \[2\]"),
         ({"batch_sampler": []}, "and nothing at all"),
+        (
+            {"batch_sampler": [1, 2]},
+            "lists no batches for epoch 0 such as 1: .* give one that lists indices as sampler",
+        ),
         ({"batch_sampler": [[1, 2], [3]], "world": 2}, "batch of 1 samples, which can't be split evenly over 2"),
         ({"batch_sampler": [[1, 2], []], "even_shares": False}, "batch of 0 samples"),
     ],
@@ -501,15 +568,6 @@ def test_a_dataset_that_changes_its_length_is_refused(n: int) -> None:
     dataset.n = n
     with pytest.raises(UsageError, match=f"had 53 samples when its loader was made, and has {n} now"):
         list(loader)
-
-
-def test_nothing_is_seeded_where_nothing_draws() -> None:
-    data = TensorDataset(torch.arange(N))
-    chain: Any = Subset(torch.utils.data.ConcatDataset([data]), range(30))
-    plain = [make(dataset=each)._fetcher().sample_seeds for each in (data, chain, list(range(N)))]
-    drawing = [make(dataset=data, collate_fn=drawing_collate), make(), make(dataset=Subset(Augmented(), range(30)))]
-    assert plain == [False] * 3
-    assert [loader._fetcher().sample_seeds for loader in drawing] == [True] * 3
 
 
 def test_a_weighted_sampler_resumes_exactly() -> None:

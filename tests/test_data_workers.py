@@ -296,7 +296,16 @@ def test_the_warning_comes_with_the_first_batch_and_once(monkeypatch: pytest.Mon
     monkeypatch.setattr("ftrun.data.engine.shared_memory_free", lambda: 100)
     with pytest.warns(UserWarning, match="6 batches of 384 B may be ready at a time") as seen:
         list(make(num_workers=2, prefetch_factor=3))
-    assert len(seen) == 1
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_an_error_for_lack_of_shared_memory_says_what_helps() -> None:
+    # As torch says it in a worker.
+    error = RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+    kind, text = failure(iter(make(dataset=Broken(error, 20), num_workers=1, shuffle=False)))
+    assert kind is RuntimeError
+    assert "/dev/shm has" in text
+    assert "Use fewer num_workers or a smaller prefetch_factor" in text
 
 
 @pytest.fixture

@@ -178,6 +178,43 @@ def test_a_lane_crosses_epochs_and_follows_a_training_that_goes_back() -> None:
     assert taken(made)[:3] == [f"u{index}" for index in order_of(RECIPE, 0).take(24, 27).tolist()]
 
 
+def test_a_known_end_stays_where_it_is_until_somebody_says_another_one() -> None:
+    made = lane()
+    made.note(10)
+    made.move(Position(0, 72), steps_left=4)
+    assert len(taken(made)) == 48
+    made.move(Position(0, 60), None)
+    assert (made.steps_left, len(taken(made))) == (5, 60)
+    made.move(Position(1, 0), None)
+    assert (made.steps_left, taken(made)) == (2, [])
+    made.move(Position(1, 0), 3)
+    assert len(taken(made)) == 12
+    made.move(Position(3, 0), None)
+    assert (made.steps_left, taken(made)) == (0, [])
+
+
+def test_where_all_files_are_there_few_are_looked_for() -> None:
+    made = lane(Bounds(samples=1000))
+    made.note(1)
+
+    def look(evictions: int) -> int:
+        found = len(taken(made))
+        for _ in range(found):
+            if made.warm.is_there():
+                made.warm.evictions_are(evictions)
+        made.move(Position(made.position.epoch + 1, 0), None)
+        return found
+
+    assert [look(0), look(0)] == [96, 96]
+    assert look(0) <= 2
+    made.is_missing()
+    assert [look(0), look(0)] == [96, 96]
+    assert look(0) <= 2
+    made.is_missing()
+    assert [look(0), look(1), look(1)] == [96, 96, 96]
+    assert look(1) <= 2
+
+
 def test_what_training_has_passed_is_left_to_it() -> None:
     made = lane(Bounds(samples=40))
     made.note(1)

@@ -14,6 +14,7 @@ from conftest import eventually
 from filler_kit import SIZE, N, Remote, Urls, filler, loader, remote  # noqa: F401 - a fixture
 from torch.utils.data import Subset
 
+from ftrun.data.cache.files import CachedFiles
 from ftrun.data.filler import registering
 from ftrun.data.filler.places import Pointer, put_json
 from ftrun.data.filler.plans import FillPlan
@@ -25,6 +26,8 @@ from ftrun.data.position import Position
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
     from ftrun.data.filler.registering import Registered
 
@@ -95,27 +98,31 @@ def _is_dead(pid: int) -> bool:
         return True
 
 
-def test_it_goes_on_where_the_launcher_says_with_other_ranks_and_then_where_the_ranks_are(
+def test_it_goes_on_where_the_launcher_says_with_other_ranks_as_far_as_the_old_ones_have_said(
     tmp_path: Path,
     remote: Remote,  # noqa: F811
 ) -> None:
     made = loader(Urls(remote.fill(), remote.files()), rank=0, world_size=2)
     where = berth(tmp_path / "run", world=2, ranks=(0,))
     told = registered(where, made)
-    told.expect(1)
+    told.expect(9)
     told.at(Position(0, 0))
     order = order_of(made.recipe, 0).take(0, N).tolist()
     with filler(told.directory, remote):
-        eventually(lambda: len(remote.reads()) == 4, WAIT, "the first rank's share of a step")
-        assert set(remote.reads()) == {f"f{index:04d}.bin" for index in order[0:8:2]}
+        eventually(lambda: len(remote.reads()) == 36, WAIT, "the first rank's share of nine steps")
+        assert set(remote.reads()) == {f"f{index:04d}.bin" for index in order[0:72:2]}
         state = made.state_dict() | {"samples": 48}
         resume = {"attempt": 2, "world_size": 4, "ranks": [1, 2], "loaders": {"data": state}}
-        # A page of the next attempt says that the run ends there; without it the whole epoch would follow.
+        theirs = [index for place, index in enumerate(order[:72]) if place >= 48 and place % 8 % 4 in (1, 2)]
+        all_of_it = {f"f{index:04d}.bin" for index in [*order[0:72:2], *theirs]}
         put_json(told.directory.resume, resume)
-        first = [index for place, index in enumerate(order) if place >= 48 and place % 8 % 4 in (1, 2)]
-        wanted = {f"f{index:04d}.bin" for index in first}
-        eventually(lambda: wanted <= set(remote.reads()), WAIT, "the next attempt's shares")
-    assert max(remote.reads().values()) == 1
+        eventually(lambda: all_of_it <= set(remote.reads()), WAIT, "the next attempt's shares")
+        eventually(lambda: remote.shown(where.run_dir).get("steps_ahead") == 3.0, WAIT, "the end of its work")
+    with filler(told.directory, remote):  # one that knows the old attempt by its page alone
+        pid = remote.shown(where.run_dir)["pid"]
+        eventually(lambda: remote.shown(where.run_dir)["pid"] not in (0, pid), WAIT, "another filler")
+        eventually(lambda: remote.shown(where.run_dir)["steps_ahead"] == 3.0, WAIT, "the end of its work, again")
+    assert remote.reads() == dict.fromkeys(all_of_it, 1)
 
 
 def test_it_is_replaced_when_it_dies_and_ends_when_asked(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
@@ -227,6 +234,26 @@ def test_what_is_registered(tmp_path: Path, remote: Remote) -> None:  # noqa: F8
     assert last is not None
     assert (last.bytes, last.pid) == (24 * SIZE, 0)
     assert Pointer.of(where.run_dir, 0).read() is None
+
+
+def test_several_loaders_of_a_run_share_its_directory_and_its_one_cache(
+    tmp_path: Path,
+    remote: Remote,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    where = berth(tmp_path / "run")
+    dataset = Urls(remote.fill(16), remote.files())
+    first = registering.register(where, "first", loader(dataset))
+    second = registering.register(where, "second", loader(dataset, seed=4), first)  # the first isn't written yet
+    assert first is not None
+    assert second is not None
+    for each in (first, second):
+        each.settle(WAIT)
+    assert not caplog.messages
+    assert all(first.directory.plan(name).exists() for name in ("first", "second"))
+    elsewhere = Urls(list(dataset.urls), CachedFiles(tmp_path / "elsewhere", reserve_free=0))
+    assert registering.register(where, "third", loader(elsewhere), first) is None
+    assert "give both one CachedFiles" in caplog.text
 
 
 def test_orders_of_torch_are_written_for_it(tmp_path: Path, remote: Remote) -> None:  # noqa: F811

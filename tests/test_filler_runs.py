@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from conftest import SCRIPTS, Runner, eventually
 from filler_kit import remote  # noqa: F401 - a fixture
 
 from ftrun.data.filler.places import Pointer
+from ftrun.events import DataRead
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +33,7 @@ def place(tmp_path: Path, remote: Remote) -> Remote:  # noqa: F811
 
 def begin(runner: Runner, place: Remote, steps: int, *, ranks: int = 2, workers: int = 0, name: str = "run") -> Started:
     given = (SCRIPT, place.remote, place.root, FILES, steps, workers)
-    return runner.start("--nproc", str(ranks), "--name", name, *map(str, given), env=place.environment)
+    return runner.start("--nproc", str(ranks), "--name", name, *map(str, given), env=place.environment, compiler=True)
 
 
 def seen(runner: Runner, rank: int = 0) -> list[list[str]]:
@@ -61,9 +63,11 @@ def trained_once(runner: Runner, steps: int, ranks: int) -> set[int]:
 @pytest.mark.slow
 def test_every_file_comes_once_though_ranks_and_filler_are_killed(runner: Runner, place: Remote) -> None:
     """And while the ranks restart, what they read first is fetched before they ask for it."""
-    place.faults(latency=0.005)
-    started = begin(runner, place, 40, workers=1)
+    place.faults(latency=0.1)  # until the run's end is known, the rest of the epoch may be needed, too
+    started = begin(runner, place, 40)  # workers would read ahead, beyond the end
     first = eventually(lambda: shown(place, runner).get("pid"), 60, "a filler")
+    eventually(lambda: len(seen(runner)) >= 1, 60, "a step")
+    place.faults(latency=0.005)
     eventually(lambda: len(seen(runner)) >= 3, 60, "some steps")
     kill(first)
     another = eventually(
@@ -75,16 +79,20 @@ def test_every_file_comes_once_though_ranks_and_filler_are_killed(runner: Runner
     assert started.wait().code == 0
     trained_once(runner, 40, 2)
     reads = place.reads()
-    # Until the restarted ranks have said when the run ends the filler goes on; what a kill cuts off comes again.
-    assert 320 <= len(reads) <= FILES
-    assert sum(reads.values()) <= len(reads) + 16
+    assert len(reads) == 320  # and nothing beyond the run's end, whoever has died
+    assert sum(reads.values()) <= 320 + 16  # what a kill cuts off comes again
     assert not psutil.pid_exists(another) or psutil.Process(another).status() == psutil.STATUS_ZOMBIE
     status = runner.json("status", "run", "--json")
     cache = status["data"]["cache"]
     assert cache["bytes"] >= 320 * 2000
     assert (cache["bypasses"], cache["pid"]) == (0, 0)
     assert cache["hits"] + cache["misses"] >= 320
+    (told,) = [each.event for each in runner.events("run") if isinstance(each.event, DataRead)]
+    assert (told.hits, told.misses, told.bytes) == (cache["hits"], cache["misses"], cache["bytes"])
     assert "reads hit" in runner.run("status", "run").out
+    shutil.rmtree(runner.cwd / "runs" / "run" / "data")  # the cache's word on it; the launcher's own is in the events
+    again = runner.json("status", "run", "--json")["data"]["cache"]
+    assert (again["hits"], again["root"], again["pid"]) == (cache["hits"], "", 0)
     # A run that is over leaves nothing but the list of URLs, for the next one, and what it was told.
     assert Pointer.of(runner.cwd / "runs" / "run", 0).read() is None
     assert not place.debris()
@@ -117,7 +125,7 @@ def test_without_a_launcher_the_first_rank_has_a_filler_that_ends_with_it(
     place.faults(latency=0.002)
     run = tmp_path / "alone"
     given = (SCRIPT, place.remote, place.root, FILES, 1000, 0)
-    started = runner.start_python(*map(str, given), env=place.environment | {"FTRUN_RUN_DIR": str(run)})
+    started = runner.start_python(*map(str, given), env=place.environment | {"FTRUN_RUN_DIR": str(run)}, compiler=True)
     pid = eventually(lambda: place.shown(run).get("pid"), 60, "a filler")
     assert psutil.Process(pid).ppid() == started.process.pid
     eventually(lambda: len(seen(runner)) >= 2, 60, "some steps")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,10 +10,14 @@ import pytest
 from ftrun.cli.status_data import data, data_text, hint
 from ftrun.data.filler.places import Pointer
 from ftrun.data.filler.shown import Shown
-from ftrun.events import AttemptStarted, Record, RunEnded, RunStarted, Step, StepsBegan, StepsEnded
+from ftrun.events import AttemptStarted, DataRead, Record, RunEnded, RunStarted, Step, StepsBegan, StepsEnded, read
 from ftrun.goodput import data_wait, ledger
+from ftrun.launch import filling
+from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftrun import events
 
 LAUNCHED = RunStarted("run", [], 1, "host", 1, False, {})
@@ -86,6 +91,35 @@ def test_lines_of_status(tmp_path: Any) -> None:
     document = data(tmp_path, RUN)
     assert document is not None
     assert document["cache"]["hit_rate"] == 0.75
+    # Where the run's own word on it is gone, there is the launcher's.
+    told = Shown(root="/c", hits=8, misses=2, bytes=5_000_000, wait_seconds=2.0, steps_ahead=7.9, pid=3).event()
+    elsewhere = data(tmp_path / "elsewhere", [*RUN, *records((10.5, DataRead(1, 1, 1, 0, 0, 0.0, 0, 0)), (10.6, told))])
+    assert elsewhere is not None
+    assert (elsewhere["cache"]["hit_rate"], elsewhere["cache"]["pid"]) == (0.8, 0)
+    for part in ("80.0% of 10 reads hit", "5.0 MB downloaded", "waited 2 s for files"):
+        assert part in "\n".join(data_text(elsewhere))
     lines = "\n".join(data_text(document))
     for part in ("0.03 s of waiting in a step   28% of its time", "75.0% of 100 reads hit", "3 errors"):
         assert part in lines
+
+
+def test_the_launcher_records_now_and_then_what_the_cache_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create({"run_id": "run"})
+    for name in ("_LOOK", "_TELL"):
+        monkeypatch.setattr(filling, name, 0.0)
+    launcher: Any = filling.Filling(SimpleNamespace(run_dir=run))  # type: ignore[arg-type] # all that it looks at here
+    launcher.look()
+    launcher.finish()  # before the first attempt there is nothing to say
+    launcher.begin(SimpleNamespace(attempt=3), 0, None, [0], 1)
+    launcher.look()  # nor without a cache
+    for hits in (5, 5, 6):
+        Pointer.of(run.path, 0).point(None, Shown(root="/c", hits=hits).to_json())
+        launcher.look()
+    Pointer.of(run.path, 0).point(None, Shown(root="/c", hits=7).to_json())
+    launcher.finish()
+    told = list(read(run.events()))
+    assert [(each.attempt, each.rank) for each in told] == 3 * [(3, None)]
+    assert [each.event.hits for each in told if isinstance(each.event, DataRead)] == [5, 6, 7]

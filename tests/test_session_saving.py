@@ -270,7 +270,10 @@ def test_one_loop_over_steps_is_not_inside_another() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_run_whose_last_state_can_not_be_committed_fails() -> None:
+def test_a_run_whose_last_state_can_not_be_committed_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The storage stays away: nobody waits for it here as long as a user would.
+    monkeypatch.setattr("ftrun.session.alone._FINISH_SECONDS", 0.5)
+
     def break_it() -> None:
         eventually(lambda: of(events.Committed), 20, "the first commit")
         in_the_way()

@@ -274,6 +274,16 @@ def test_names_that_do_not_match_are_refused() -> None:
         trained(ft, total=5, model=nn.Linear(1, 1), old=None, older=None)
 
 
+def test_a_process_that_is_alone_has_a_group_of_one_while_its_session_lasts() -> None:
+    with open_session() as ft:
+        nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        assert dist.get_world_size() == ft.world_size
+    assert not dist.is_initialized()
+    with pytest.raises(Broken), open_session():
+        raise Broken
+    assert not dist.is_initialized()
+
+
 def test_models_fit_with_and_without_their_wrapper() -> None:
     plain = nn.Linear(2, 2)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

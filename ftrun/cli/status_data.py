@@ -7,9 +7,10 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ftrun import events
 from ftrun.cli.ckpt_place import size_text
 from ftrun.config.units import format_duration
-from ftrun.data.filler.shown import of_run
+from ftrun.data.filler.shown import Shown, of_run
 from ftrun.goodput.data_wait import measure
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 _MUCH = 0.1
 """Share of the step that is worth a word."""
 _FEW = 10
+_LITTLE = 0.1
 _FETCHING = 0.5
 """Share of the waiting from which on it is the files' own, and not their decoding's."""
 
 
 def data(run_dir: Path, records: Sequence[Record]) -> dict[str, Any] | None:
     """A run's data, as JSON has it; None where nothing is known of it."""
-    waited, shown = measure(records), of_run(run_dir)
+    waited, shown = measure(records), of_run(run_dir) or _told(records)
     if waited is None and shown is None:
         return None
     document: dict[str, Any] = {
@@ -37,6 +39,12 @@ def data(run_dir: Path, records: Sequence[Record]) -> dict[str, Any] | None:
         "cache": shown.to_json() | {"used": _used(shown.root), "hit_rate": shown.hit_rate} if shown else None,
     }
     return document | {"hint": hint(document)}
+
+
+def _told(records: Sequence[Record]) -> Shown | None:
+    """What the launcher has recorded last: the run's own directory in the cache may be gone, or elsewhere."""
+    told = [each.event for each in reversed(records) if isinstance(each.event, events.DataRead)]
+    return Shown.of_event(told[0]) if told else None
 
 
 def hint(document: dict[str, Any]) -> str:
@@ -82,8 +90,12 @@ def data_text(document: dict[str, Any] | None) -> list[str]:
 def _cache_text(cache: dict[str, Any]) -> str:
     limit = f" of {size_text(cache['limit'])}" if cache["limit"] else ""
     parts = [f"{size_text(cache['used'])}{limit}" if cache["used"] >= 0 else cache["root"]]
+    if cache["bytes"]:
+        parts.append(f"{size_text(cache['bytes'])} downloaded")
     if cache["hit_rate"] is not None:
         parts.append(f"{cache['hit_rate']:.1%} of {cache['hits'] + cache['misses'] + cache['bypasses']:,} reads hit")
+    if cache["wait_seconds"] >= _LITTLE:
+        parts.append(f"waited {format_duration(cache['wait_seconds'])} for files")
     if cache["bypasses"]:
         parts.append(f"{cache['bypasses']:,} past it")
     if cache["pid"]:
@@ -91,11 +103,13 @@ def _cache_text(cache: dict[str, Any]) -> str:
         parts.append(f"{cache['steps_ahead']:,.0f} steps ahead{waits}")
     if cache["errors"] or cache["missing"]:
         parts.append(f"{cache['errors']:,} errors, {cache['missing']:,} files gone")
-    return "   ".join(parts)
+    return "   ".join(part for part in parts if part)
 
 
 def _used(root: str) -> int:
     """Bytes in the cache, by its own books; -1 where they can't be read. Nothing is locked for it."""
+    if not root:
+        return -1
     try:
         _magic, total, _changing = struct.unpack("=8sqq", (Path(root) / f"uid-{os.geteuid()}" / "gc.lock").read_bytes())
     except (OSError, struct.error):

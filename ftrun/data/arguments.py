@@ -11,35 +11,16 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from ftrun.data.feistel import FEISTEL
 from ftrun.data.order import BATCHES, BLOCK, NONE, SAMPLER, TORCH, Share
 from ftrun.data.position import TAILS
+from ftrun.data.words import checked
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
-
     from ftrun.data.position import Recipe
+    from ftrun.data.words import Words
 
 _BLOCK_NAME = re.compile(r"block(?:-v1)?:([1-9]\d*)(?:x([1-9]\d*))?")
 _WINDOW = 8
 _NAMES = {"feistel6-v1": FEISTEL, "torch": TORCH, "torch-v1": TORCH, "none": NONE}
-
-
-@dataclass(frozen=True)
-class Words:
-    """What the user said. Names and meanings are those of :class:`ftrun.data.loader.DataLoader`."""
-
-    batch_size: int | None = 1
-    shuffle: bool | None = None
-    sampler: Any = None
-    batch_sampler: Any = None
-    drop_last: bool = False
-    generator: torch.Generator | None = None
-    global_batch: int | None = None
-    seed: int = 0
-    order: str | None = None
-    tail: str | None = None
-    even_shares: bool | None = None
-    rank: int = 0
-    world_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -55,6 +36,7 @@ class Meaning:
         tail: one of :data:`ftrun.data.position.TAILS`.
         share: which part of each step this rank takes.
         even: whether a step that the world size doesn't divide is refused.
+        by_index: whether the dataset has ``__getitem__``, so that a last batch need not be whole.
         batched: whether samples are collated into batches at all.
         sampler: the user's own, where the order is its list.
     """
@@ -67,6 +49,7 @@ class Meaning:
     tail: str
     share: Share
     even: bool
+    by_index: bool = True
     batched: bool = True
     sampler: Any = None
 
@@ -77,10 +60,12 @@ def meaning(words: Words, dataset: Any) -> Meaning:
     Raises:
         UsageError: they can't work together; says what can.
     """
-    words = _without_torch_samplers(words, dataset)
+    words = _without_torch_samplers(checked(words), dataset)
     share = _share(words.rank, words.world_size)
     tail = _tail(words)
-    order = _order(words)
+    order, seed = _order(words), _seed(words)
+    if order == TORCH and not -(2**63) <= seed < 2**63:
+        raise UsageError(f"seed={seed} is too large for order='torch': torch's generators take 64 bits")
     own_batches = order == BATCHES
     batch_size = None if words.global_batch is not None or own_batches else words.batch_size or 1
     size = 1 if own_batches else words.global_batch if batch_size is None else batch_size * share.world_size
@@ -88,7 +73,7 @@ def meaning(words: Words, dataset: Any) -> Meaning:
     return Meaning(
         order=order,
         shuffle=order != NONE,
-        seed=_seed(words),
+        seed=seed,
         global_batch=size,
         batch_size=batch_size,
         tail="uneven" if own_batches else tail,
@@ -112,7 +97,7 @@ def iterable_meaning(words: Words) -> Meaning:
             "an iterable dataset makes whole global batches that are split evenly: tail is 'drop' or 'error', and the "
             "world size divides the global batch"
         )
-    return meaning(replace(words, order=None, tail=words.tail or "drop"), None)
+    return replace(meaning(replace(words, order=None, tail=words.tail or "drop"), None), by_index=False)
 
 
 def _share(rank: int, world_size: int) -> Share:
@@ -123,7 +108,7 @@ def _share(rank: int, world_size: int) -> Share:
 
 def _seed(words: Words) -> int:
     if words.generator is None:
-        return int(words.seed)
+        return words.seed
     if words.seed:
         raise UsageError("seed and generator both say the order: give one (of a generator its initial_seed() counts)")
     return int(words.generator.initial_seed())
@@ -142,9 +127,6 @@ def _tail(words: Words) -> str:
 
 
 def _check_sizes(words: Words) -> None:
-    for name, value in (("global_batch", words.global_batch), ("batch_size", words.batch_size)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise UsageError(f"{name} is a whole number from 1: a batch has at least one sample, not {value!r}")
     if words.global_batch is not None and words.batch_size not in (1, None):
         raise UsageError(
             "give one of global_batch (samples in a step of all ranks together) and batch_size (samples per rank)"
@@ -188,7 +170,7 @@ def order_name(order: str) -> str:
     block = _BLOCK_NAME.fullmatch(str(order))
     if block:
         return f"{BLOCK}{block[1]}x{block[2] or _WINDOW}"
-    if order not in _NAMES:
+    if not isinstance(order, str) or order not in _NAMES:
         raise UsageError(
             f"there is no order {order!r}: it is 'feistel6-v1' (any number of samples at no cost), 'torch' (that of "
             "DistributedSampler), 'block:K' or 'block:KxM' (blocks of K neighbours, M of them mixed at a time) or "
@@ -199,15 +181,7 @@ def order_name(order: str) -> str:
 
 def _without_torch_samplers(words: Words, dataset: Any) -> Words:
     """Put torch's own samplers, whose meaning is known, into words of which nothing has to be listed."""
-    if type(words.batch_sampler) is BatchSampler and words.sampler is None and words.batch_size == 1:
-        inner = words.batch_sampler
-        words = replace(
-            words,
-            batch_sampler=None,
-            sampler=inner.sampler,
-            batch_size=inner.batch_size,
-            drop_last=words.drop_last or inner.drop_last,
-        )
+    words = _without_batch_sampler(words)
     sampler = words.sampler if words.sampler is not None else words.batch_sampler
     if sampler is None:
         return words
@@ -227,6 +201,18 @@ def _without_torch_samplers(words: Words, dataset: Any) -> Words:
         generator = words.generator or sampler.generator
         return replace(words, sampler=None, order=FEISTEL, generator=generator)
     return words
+
+
+def _without_batch_sampler(words: Words) -> Words:
+    given = words.batch_sampler
+    if type(given) is not BatchSampler:
+        return words
+    _check_sizes(words)
+    said: dict[str, Any] = {"batch_sampler": None, "sampler": given.sampler, "drop_last": given.drop_last}
+    if isinstance(given.sampler, DistributedSampler):
+        return replace(words, batch_size=given.batch_size, **said)
+    # Its batches are of all ranks together, as those of any other batch sampler.
+    return replace(words, global_batch=given.batch_size, tail=None if given.drop_last else "uneven", **said)
 
 
 def _without_distributed(words: Words, sampler: DistributedSampler[Any], dataset: Any) -> Words:
@@ -268,18 +254,21 @@ def check_recipe(recipe: Recipe, asked: Meaning) -> None:
         )
     if size < world or (size % world and asked.even):
         fitting = ", ".join(str(each) for each in range(1, size + 1) if size % each == 0)
-        uneven = "" if size < world else "; or allow shares that differ by one sample with even_shares=False"
+        can_differ = size >= world and asked.by_index
+        uneven = "; or allow shares that differ by one sample with even_shares=False" if can_differ else ""
         raise UsageError(
             f"a global batch of {size} can't be split evenly over {world} ranks: world sizes that work "
             f"are {fitting}; or start over with a global_batch that is a multiple of {world}{uneven}"
         )
     if recipe.n is not None:
-        _check_length(recipe, recipe.n, size)
+        _check_length(recipe, recipe.n, size, by_index=asked.by_index)
 
 
-def _check_length(recipe: Recipe, n: int, size: int) -> None:
+def _check_length(recipe: Recipe, n: int, size: int, *, by_index: bool) -> None:
     if n < 1 or (n < size and recipe.tail in ("drop", "error")):
-        way_out = f"Use a global batch of at most {n}, or keep what doesn't fill one with tail='uneven' or 'pad'"
+        way_out = f"Use a global batch of at most {n}"
+        if by_index:
+            way_out += ", or keep what doesn't fill one with tail='uneven' or 'pad'"
         raise UsageError(
             f"the dataset has {n} samples, less than one global batch of {size}: no step could be made. "
             + (way_out if n else "Check where the dataset gets its data")

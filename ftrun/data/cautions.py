@@ -16,6 +16,12 @@ from ftrun.data.worker_death import SHARED_MEMORY, amount
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MORE_MEMORY = (
+    "Use fewer num_workers or a smaller prefetch_factor, or give the container more (docker run --shm-size, an "
+    "emptyDir of medium Memory in Kubernetes)."
+)
+"""What helps where shared memory is too small."""
+
 _MANY = 100_000
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -78,9 +84,7 @@ def too_little_shared_memory(batch: Any, batches: int, free: int | None) -> str 
         return None
     return (
         f"{batches} batches of {amount(size)} may be ready at a time, {amount(size * batches)} in all, and "
-        f"{SHARED_MEMORY} had {amount(free)} free: workers may fail for lack of shared memory. Use fewer num_workers "
-        "or a smaller prefetch_factor, or give the container more (docker run --shm-size, an emptyDir of medium "
-        "Memory in Kubernetes)."
+        f"{SHARED_MEMORY} had {amount(free)} free: workers may fail for lack of shared memory. {MORE_MEMORY}"
     )
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch.utils.data._utils.signal_handling
 from torch.autograd import profiler
 
-from ftrun.data.cautions import shared_memory_free, too_little_shared_memory
-from ftrun.data.worker_death import Watch, deaths, what_they_do
+from ftrun.data.cautions import MORE_MEMORY, shared_memory_free, too_little_shared_memory
+from ftrun.data.worker_death import Watch, deaths, shared_memory_use, what_they_do
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -113,7 +113,7 @@ class Crew:
         self._measured = True
         caution = too_little_shared_memory(batch, self._batches, self._free)
         if caution:
-            warnings.warn(f"ftrun: {caution}", stacklevel=4)
+            warnings.warn(f"ftrun: {caution}", stacklevel=5)  # the line of the loop
 
 
 class Supervised(Iterator[Any]):
@@ -158,6 +158,9 @@ class Supervised(Iterator[Any]):
         if not dead:
             if "timed out" in str(error):
                 error.add_note(f"ftrun: {what_they_do(workers)}")
+            if "shared memory" in str(error):
+                where = "batches on their way from workers lie in shared memory"
+                error.add_note(f"ftrun: {where}; {shared_memory_use()}. {MORE_MEMORY}")
             self._crew.disband(self._iterator)
             raise error
         story = self._crew.watch.story(dead)

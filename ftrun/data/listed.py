@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -100,11 +101,21 @@ class Listing:
             given = list(self.sampler)
         ends = None
         if self.batched:
+            flat = [batch for batch in given if isinstance(batch, str) or not hasattr(batch, "__len__")]
+            if flat:
+                raise UsageError(
+                    f"the {type(self.sampler).__name__} lists no batches for epoch {epoch} such as {flat[0]!r}: a "
+                    "batch sampler lists lists of dataset indices; give one that lists indices as sampler"
+                )
             ends = np.cumsum([len(batch) for batch in given], dtype=np.int64)
             given = list(itertools.chain.from_iterable(given))
-        indices = np.asarray(given)
+        try:
+            indices = np.asarray(given)
+        except ValueError:  # lists of different lengths among them
+            indices = np.array([], dtype=object)
         if indices.ndim != 1 or not indices.size or not np.issubdtype(indices.dtype, np.integer):
-            what = f"such as {given[0]!r}" if given else "and nothing at all"
+            odd = [each for each in given if not isinstance(each, Integral)]
+            what = f"such as {(odd or given)[0]!r}" if given else "and nothing at all"
             raise UsageError(
                 f"the {type(self.sampler).__name__} lists no dataset indices for epoch {epoch} {what}: a sampler "
                 "lists whole numbers, and a batch sampler lists of them"

@@ -7,13 +7,11 @@ prefetching, so neither does what a checkpoint stores. Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ftrun.errors import StateMismatch
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 STATE_VERSION = 1
 
@@ -113,10 +111,16 @@ def check(state: Mapping[str, Any], expected: Recipe) -> None:
     Raises:
         StateMismatch: it was stored for other data; names every difference and the ways out.
     """
-    if state.get("v") != STATE_VERSION:
+    if not isinstance(state, Mapping) or "v" not in state:
+        what = f"keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"a {type(state).__name__}"
+        raise StateMismatch(
+            f"this is no position of a loader of ftrun's, which is a dict with a version 'v', but {what}: give what "
+            "state_dict() returned, or start over with --fresh"
+        )
+    if state["v"] != STATE_VERSION:
         raise StateMismatch(
             f"this version of ftrun reads data positions of version {STATE_VERSION}, and the checkpoint has "
-            f"version {state.get('v')!r}: resume with the version of ftrun that wrote it, or start over "
+            f"version {state['v']!r}: resume with the version of ftrun that wrote it, or start over "
             "with --fresh"
         )
     differences = _differences(state, expected)

@@ -1,54 +1,53 @@
 """Random numbers that belong to a sample, not to the process that happens to load it.
 
-Before a sample is read, Python's ``random``, NumPy's legacy global generator and torch's default CPU
-generator are seeded from ``(seed, epoch, index)``. Augmentation is then the same for any world size, any
-number of loader workers, and after any resume. About 8 microseconds for each sample.
+Before a sample is read, Python's ``random``, NumPy's legacy global generator and torch's default CPU generator are
+seeded from ``(seed, epoch, index)``. Augmentation is then the same for any world size, any number of loader workers,
+and after any resume.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import random
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
+from ftrun.data.generators import generators, put_back, states
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 def sample_seed(seed: int, epoch: int, index: int, purpose: str = "sample") -> int:
     """64 bits for one sample of one epoch; another purpose gives unrelated bits."""
-    digest = hashlib.blake2b(f"{purpose}/{seed}/{epoch}/{index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+    return sample_seeder(seed, epoch, purpose)(index)
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the three global generators of this process.
+def sample_seeder(seed: int, epoch: int, purpose: str = "sample") -> Callable[[int], int]:
+    """What gives :func:`sample_seed` for each index: faster for many of them."""
+    epoch_hash = hashlib.blake2b(f"{purpose}/{seed}/{epoch}/".encode(), digest_size=8)
 
-    Args:
-        seed: 64 bits. NumPy gets the upper 32 of them, and torch's CPU generator uses the lower 32.
-    """
-    random.seed(seed)
-    # A single word is five times as fast as two. The upper one, because torch takes the lower one for the
-    # same kind of generator: the two streams would be one.
-    np.random.seed(seed >> 32)
-    # torch.manual_seed also visits every accelerator and takes a hundred times as long.
-    torch.default_generator.manual_seed(seed)
+    def bits_of(index: int) -> int:
+        sample_hash = epoch_hash.copy()
+        sample_hash.update(b"%d" % index)
+        return int.from_bytes(sample_hash.digest(), "little")
+
+    return bits_of
+
+
+def seed_everything(bits: int) -> None:
+    """Seed the three global generators of this process by 64 bits."""
+    for each in generators():
+        each.seed(bits)
 
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
     """Put the three global generators back at the end as they were at the start, also after an exception.
 
-    For batches that are loaded in the training process itself, whose own random streams must not notice.
+    For samples that are loaded in the training process itself, whose own random streams must not notice.
     """
-    python, numpy, torch_state = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    before = states()
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(torch_state)
+        put_back(before)

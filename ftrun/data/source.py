@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import torch
-from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate, default_convert
-
+from ftrun.data.fetcher import Fetcher
 from ftrun.data.listed import batch_tickets
 from ftrun.data.listed_order import ListedOrder
 from ftrun.data.order import tickets
 from ftrun.data.position import fingerprint
-from ftrun.data.workers import Fetcher
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """One dataset, as the loader sees it."""
+    """One dataset, as the loader sees it.
+
+    Attributes:
+        state_key: under which a checkpoint stores :meth:`state`.
+    """
+
+    state_key: str
 
     @property
     def n(self) -> int | None:
@@ -76,11 +78,14 @@ class MapSource:
         UsageError: it isn't map-style, or says that it has less than no samples.
     """
 
+    state_key = "sampler"
+
     def __init__(self, dataset: Any, listing: Listing | None = None, *, even: bool = True) -> None:
         self._dataset = dataset
         self._length = _length(dataset)
         self._listing = listing
         self._even = even
+        self._fetcher: tuple[Any, Fetcher] | None = None
 
     @property
     def n(self) -> int | None:
@@ -129,9 +134,11 @@ class MapSource:
         return self._listing.length if self._listing is not None and self._listing.batched else None
 
     def fetcher(self, collate: Callable[[list[Any]], Any], seed: int, sample_seeds: bool) -> Fetcher:
-        """See :meth:`Source.fetcher`."""
-        draws = not (_draws_nothing(self._dataset) and collate in (default_collate, default_convert))
-        return Fetcher(self._dataset, collate, seed, sample_seeds and draws)
+        """See :meth:`Source.fetcher`. The same one again for the same arguments, as it gets to know the dataset."""
+        key = (collate, seed, sample_seeds)
+        if self._fetcher is None or self._fetcher[0] != key:
+            self._fetcher = key, Fetcher(self._dataset, collate, seed, sample_seeds)
+        return self._fetcher[1]
 
     def opened(self, arrived: Any) -> Any:
         """See :meth:`Source.opened`."""
@@ -151,6 +158,9 @@ class MapSource:
 
 
 def _length(dataset: Any) -> int:
+    if isinstance(dataset, str | bytes | type):
+        what = f"the class {dataset.__name__}" if isinstance(dataset, type) else f"text, {dataset[:60]!r}"
+        raise UsageError(f"the dataset is {what}: give an object of a torch.utils.data.Dataset class")
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if missing:
         raise UsageError(
@@ -159,18 +169,8 @@ def _length(dataset: Any) -> int:
         )
     try:
         return len(dataset)
-    except (NotImplementedError, TypeError) as error:
+    except (NotImplementedError, TypeError, ValueError) as error:
         raise UsageError(
             f"{type(dataset).__name__} says nothing of its length, and the order of its samples needs it: "
-            f"give it a __len__ that returns a number ({error})"
+            f"give it a __len__ that returns a whole number ({error})"
         ) from error
-
-
-def _draws_nothing(dataset: Any) -> bool:
-    """Whether a dataset is known to draw no random numbers, so that none need be settled for its samples."""
-    if type(dataset) is Subset:
-        return _draws_nothing(dataset.dataset)
-    if type(dataset) in (ConcatDataset, StackDataset):
-        parts = dataset.datasets
-        return all(map(_draws_nothing, parts.values() if isinstance(parts, dict) else parts))
-    return type(dataset) in (TensorDataset, list, tuple, range, np.ndarray, torch.Tensor)

@@ -8,11 +8,13 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ftrun import events
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, attempt_key
 from ftrun.checkpoint.manifest import Manifest
 from ftrun.data.filler.places import Pointer, put_json
 from ftrun.data.filler.plans import Resume
 from ftrun.data.filler.process import FillerProcess
+from ftrun.data.filler.shown import of_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ftrun.launch.rounds import Round
 
 _LOOK = 0.25
+_TELL = 60.0
+"""Seconds between two events of what the data cache has done."""
 
 
 class Filling:
@@ -37,6 +41,9 @@ class Filling:
         self._node = 0
         self._process: FillerProcess | None = None
         self._looked = 0.0
+        self._log: events.EventLog | None = None
+        self._told: events.DataRead | None = None
+        self._tell_at = 0.0
 
     def begin(self, current: Round, node: int, tier: Tier | None, ranks: Sequence[int], world_size: int) -> None:
         """An attempt's workers are starting: have what they will read first fetched before they ask for it.
@@ -49,6 +56,8 @@ class Filling:
             world_size: ranks in all.
         """
         self._node = node
+        self._log = events.EventLog(self._plan.run_dir.events(node), attempt=current.attempt)
+        self._tell_at = time.monotonic() + _TELL
         directory = self._pointer.read()
         if directory is None:
             return  # nothing was ever registered here
@@ -70,15 +79,28 @@ class Filling:
         if directory is not None:
             self._process = self._process or FillerProcess(directory)
             self._process.ensure()
+        if now >= self._tell_at:
+            self._tell()
 
     def pids(self) -> list[int]:
         """The filler's process, which isn't a worker's."""
         return [self._process.pid] if self._process is not None and self._process.pid else []
 
     def finish(self) -> None:
-        """End the filler."""
+        """End the filler, and record what the data cache has done for the run."""
         if self._process is not None:
             self._process.finish()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._tell_at = time.monotonic() + _TELL
+        shown = of_run(self._plan.run_dir.path, self._node)
+        if shown is None or self._log is None:
+            return
+        told = shown.event()
+        if told != self._told:  # a run whose data is read from memory has nothing more to say
+            self._told = told
+            self._log.write(told)
 
     @property
     def _pointer(self) -> Pointer:

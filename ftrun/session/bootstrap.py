@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ftrun import error_file, pulse
 from ftrun.contract import WorkerContract
-from ftrun.errors import CorruptCheckpoint, UsageError
+from ftrun.errors import CorruptCheckpoint, LostSnapshot, UsageError
 from ftrun.session import imports, lifeline, optimizer_steps, own_store, script, stacks
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _what_to_run(arguments: list[str]) -> tuple[Callable[[str, list[str]], None]
 
 
 def _show_and_leave(error: BaseException) -> NoReturn:
-    if isinstance(error, UsageError | CorruptCheckpoint):
+    if isinstance(error, UsageError | CorruptCheckpoint | LostSnapshot):
         # The launcher shows the message once for all ranks, and says what to do.
         sys.exit(2 if isinstance(error, UsageError) else 1)
     sys.excepthook(type(error), error, error.__traceback__)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun import events
 from ftrun.checkpoint import interval
-from ftrun.errors import AgreementTimeout, CheckpointError
+from ftrun.errors import AgreementTimeout, CheckpointError, Disagreement
 from ftrun.pulse import Phase
 from ftrun.session.callbacks import REGISTRY
 
@@ -29,6 +29,9 @@ RETRY_DELAYS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0)
 _WORTH_SAYING = 0.25
 _PATIENCE = 2.0
 """Seconds for a slot to become free: for steps that are shorter than a drain, and not for a storage that is away."""
+_FREE_SECONDS, _SHARE = 10.0, 0.01
+"""What all such waits together may take: so many seconds, and then this part of the time. A storage that is always too
+slow for the interval must not slow training down."""
 
 
 class Interval:
@@ -95,7 +98,8 @@ class Checkpoints:
         self._tell = tell
         self._due = False
         self._skipping = False
-        self._last = time.monotonic()
+        self._waited = 0.0
+        self._began = self._last = time.monotonic()
         self.saved_at: int | None = None
 
     # When
@@ -125,12 +129,13 @@ class Checkpoints:
 
     def _has_room(self) -> bool:
         """Whether a slot in memory is free, or is in a moment; once that was in vain there is no more waiting."""
-        deadline = time.monotonic() + (0.0 if self._skipping else _PATIENCE)
-        while not self._saver.may_save():
-            if time.monotonic() >= deadline:
-                return False
+        began = time.monotonic()
+        left = max(_FREE_SECONDS, _SHARE * (began - self._began)) - self._waited
+        deadline = began + (0.0 if self._skipping else min(_PATIENCE, left))
+        while not (free := self._saver.may_save()) and time.monotonic() < deadline:
             time.sleep(0.005)
-        return True
+        self._waited += time.monotonic() - began
+        return free
 
     def heard(self, save: bool) -> None:
         """What all ranks were told at a point, or that the step was none."""
@@ -166,11 +171,18 @@ class Checkpoints:
 
         Args:
             take: calls :meth:`take`.
+
+        Raises:
+            Disagreement: the ranks stand at different positions, as they will at every further try.
+            CheckpointError: the last try failed, too.
+            AgreementTimeout: it takes too long.
         """
         take()
         for delay in RETRY_DELAYS:
             try:
                 self.wait()
+            except Disagreement:
+                raise
             except (CheckpointError, AgreementTimeout) as error:
                 if self._leads:
                     _log.warning(

@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftrun.contract import WorkerContract
     from ftrun.data.filler.process import FillerProcess
     from ftrun.data.filler.registering import Berth, Registered
@@ -26,22 +28,24 @@ class Filling:
     def __init__(self, contract: WorkerContract, place: Place) -> None:
         self._contract = contract
         self._place = place
-        self._registered: dict[str, tuple[Any, Registered]] = {}
+        self._registered: list[Registered] = []
         self._berth: Berth | None = None
         self._process: FillerProcess | None = None
         self._looked = 0.0
-        self._driving = ""
+        self._driving: Registered | None = None
         self._total = 0
 
-    def register(self, name: str, loader: Any) -> None:
-        """Have a loader fetched ahead of, if its data lies in a cache. Returns at once. On all ranks."""
+    def register(self, name: str, loader: Any) -> tuple[Registered | None, Callable[[], None]]:
+        """Have a loader fetched ahead of, if its data lies in a cache. Returns at once. On all ranks.
+
+        Returns:
+            Who wants to hear of the loader's positions, if anybody does; and what to call when the loader is gone.
+        """
         from ftrun.data.filler import registering
-        from ftrun.data.filler.own import Idle
 
         place = self._place
-        loader.follow(Idle())  # no rank fetches ahead for itself
         if place.local_rank != 0:
-            return
+            return None, _nothing
         first = place.rank - place.local_rank
         self._berth = registering.Berth(
             run_dir=self._contract.run_path,
@@ -50,23 +54,30 @@ class Filling:
             world_size=place.world_size,
             ranks=tuple(range(first, first + place.local_world_size)),
         )
-        made = registering.register(self._berth, name, loader)
-        if made is not None:
-            self._registered[name] = loader, made
-            self.look()
+        made = registering.register(self._berth, name, loader, self._registered[0] if self._registered else None)
+        if made is None:
+            return None, _nothing
+        self._registered.append(made)
+        self.look()
+        return made, made.withdraw
 
-    def drive(self, loader: Any, total: int) -> None:
-        """The loop takes its batches from this loader, until the run has made so many steps."""
-        for name, (each, _) in self._registered.items():
-            if each is loader:
-                self._driving, self._total = name, total
+    def drive(self, loader: Any, total: int, step: int) -> None:
+        """The loop takes its batches from this loader, until the run has made so many steps.
+
+        Args:
+            loader: whatever yields them.
+            total: steps of the whole run.
+            step: those that are complete.
+        """
+        mine = (each for each in self._registered if loader is not None and each.loader is loader)
+        self._driving = next(mine, None)
+        self._total = total
+        self.step(step)
 
     def step(self, step: int) -> None:
         """So many steps are complete. A few stores in memory."""
-        for name, (loader, registered) in self._registered.items():
-            if name == self._driving:
-                registered.expect(max(0, self._total - step))
-            registered.at(loader.position)
+        if self._driving is not None:
+            self._driving.expect(max(0, self._total - step))
         if self._registered:
             self.look()
 
@@ -80,7 +91,7 @@ class Filling:
             from ftrun.data.filler.process import FillerProcess
 
             if self._process is None:
-                self._process = FillerProcess(next(iter(self._registered.values()))[1].directory)
+                self._process = FillerProcess(self._registered[0].directory)
             self._process.ensure()
 
     def close(self, *, finished: bool) -> None:
@@ -95,8 +106,11 @@ class Filling:
             return
         from ftrun.data.filler import registering
 
-        made = [registered for _, registered in self._registered.values()]
-        for each in made:
+        for each in self._registered:
             each.settle(_SETTLE)
         with contextlib.suppress(OSError):
-            registering.finish(self._berth, made[0].directory, made[0].final())
+            registering.finish(self._berth, self._registered[0].directory, self._registered[0].final())
+
+
+def _nothing() -> None:
+    """Nothing was registered."""

@@ -10,17 +10,17 @@ continued exactly.)
 
 from __future__ import annotations
 
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftrun.checkpoint.dtensors import all_plain
 from ftrun.session.tracked import placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-_Mark = tuple["weakref.ref[torch.Tensor] | None", int]
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -34,7 +34,7 @@ class PendingGradients:
 
     def __init__(self) -> None:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._used: dict[str, list[_Mark]] = {}
+        self._used: dict[str, _Used] = {}
 
     def watch(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that this optimizer uses from now on."""
@@ -44,7 +44,7 @@ class PendingGradients:
 
     def _note(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if self._optimizers[name] is optimizer:  # else another one has been tracked under the name since
-            self._used[name] = [_mark(each.grad) for each in parameters(optimizer)]
+            self._used[name] = _Used(_gradients(optimizer))
 
     def capture(self) -> dict[str, dict[str, torch.Tensor]]:
         """Pending gradients by optimizer and index of the parameter; empty between complete steps."""
@@ -52,16 +52,14 @@ class PendingGradients:
         return {name: gradients for name, gradients in pending.items() if gradients}
 
     def _pending(self, name: str, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        marks = self._used.get(name, [])
-        if _all_unchanged([each.grad for each in parameters(optimizer)], marks):
+        gradients, used = _gradients(optimizer), self._used.get(name, _NONE)
+        if used.are_all(gradients):
             return {}
-        found = {}
-        for index, parameter in enumerate(parameters(optimizer)):
-            gradient = parameter.grad
-            if gradient is None or (index < len(marks) and _unchanged(gradient, marks[index])):
-                continue
-            found[str(index)] = gradient
-        return found
+        return {
+            str(index): gradient
+            for index, gradient in enumerate(gradients)
+            if gradient is not None and not used.holds(index, gradient)
+        }
 
     def restore(self, stored: Mapping[str, Mapping[str, Any]]) -> None:
         """Give the parameters their pending gradients back; those that have a gradient get its content."""
@@ -77,29 +75,53 @@ class PendingGradients:
                     parameter.grad.copy_(placed(gradient, parameter))
 
 
-def _mark(gradient: torch.Tensor | None) -> _Mark:
-    if gradient is None:
-        return None, 0
-    return weakref.ref(gradient), _version(gradient)
+class _Used:
+    """The gradients that a step has used, as they were then. They are not kept alive.
+
+    Args:
+        gradients: of all parameters; None where there is none.
+    """
+
+    def __init__(self, gradients: list[torch.Tensor | None]) -> None:
+        self._places = {index: place for place, index in enumerate(_there(gradients))}
+        there = [each for each in gradients if each is not None]
+        self._references = [*map(weakref.ref, there)]
+        self._versions = _versions(there)
+
+    def are_all(self, gradients: list[torch.Tensor | None]) -> bool:
+        """Whether every gradient that is there now was used, and has not been written to since. Fast."""
+        there = [each for each in gradients if each is not None]
+        if not there:
+            return True
+        if len(there) != len(self._references) or _there(gradients) != [*self._places]:
+            return False
+        same = all(map(operator.is_, [each() for each in self._references], there))
+        return same and _versions(there) == self._versions
+
+    def holds(self, index: int, gradient: torch.Tensor) -> bool:
+        """Whether the gradient of one parameter was used, and has not been written to since."""
+        place = self._places.get(index)
+        if place is None or self._references[place]() is not gradient:
+            return False
+        return _versions([gradient]) == [self._versions[place]]
 
 
-def _unchanged(gradient: torch.Tensor, mark: _Mark) -> bool:
-    reference, version = mark
-    return reference is not None and reference() is gradient and _version(gradient) == version
+def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
+    return [each.grad for group in optimizer.param_groups for each in group["params"]]
 
 
-def _all_unchanged(gradients: list[torch.Tensor | None], marks: list[_Mark]) -> bool:
-    """The usual case, told quickly: thousands of gradients, all of them used or none there."""
-    there = [each for each in gradients if each is not None]
-    if not there:
-        return True
-    if len(gradients) != len(marks) or len(there) != len(gradients):
-        return False
-    same = all(mark[0] is not None and mark[0]() is each for mark, each in zip(marks, there, strict=True))
-    return same and [_version(each) for each in there] == [version for _, version in marks]
+def _there(gradients: list[torch.Tensor | None]) -> list[int]:
+    """Numbers of the parameters that have a gradient."""
+    return [index for index, each in enumerate(gradients) if each is not None]
 
 
-def _version(gradient: torch.Tensor) -> int:
-    """How often torch has seen it written to. FSDP adds to the local part of a DTensor, past the DTensor itself."""
-    part = getattr(gradient, "_local_tensor", gradient)
-    return gradient._version if part is gradient else gradient._version + part._version
+def _versions(gradients: list[torch.Tensor]) -> list[int]:
+    """How often torch has seen each written to. FSDP adds to the local part of a DTensor, past the DTensor itself."""
+    versions = [each._version for each in gradients]
+    if all_plain(gradients):
+        return versions
+    parts = [getattr(each, "_local_tensor", None) for each in gradients]
+    return [own if part is None else own + part._version for own, part in zip(versions, parts, strict=True)]
+
+
+_NONE = _Used([])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ftrun.checkpoint.memory.outcomes import Outcome, Outcomes
 from ftrun.checkpoint.staging.sealing import ring
 from ftrun.checkpoint.staging.work import remaining
-from ftrun.errors import AgreementTimeout, CheckpointError
+from ftrun.errors import AgreementTimeout, CheckpointError, Disagreement
 from ftrun.session.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ class OpenSaves:
         """Wait until nothing is open.
 
         Raises:
-            CheckpointError: the last save failed.
+            Disagreement: the last save was refused, since its ranks are at different positions.
+            CheckpointError: it failed for another reason.
             AgreementTimeout: an outcome is still open.
         """
         deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
@@ -139,7 +140,8 @@ class OpenSaves:
             self.commit_seconds = outcome.seconds
             self._news.append(Checkpoint(save.step, save.attempt, self._root, save.total, save.reason))
             return
-        error = CheckpointError(f"checkpoint {save.attempt} was not committed: {outcome.reason}")
+        kind = Disagreement if outcome.final else CheckpointError
+        error = kind(f"checkpoint {save.attempt} was not committed: {outcome.reason}")
         if save.attempt == self._last:
             self._failure = error
         if self._rank == 0 and not said:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ftrun.session.module_names import parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
     from torch import nn
 
 
@@ -55,7 +56,10 @@ def by_name(
         optimizer: the optimizer.
         modules: tracked modules, without wrappers, by the names under which they are tracked.
     """
-    names = names_of(optimizer, modules)
+    return _renamed(state, names_of(optimizer, modules))
+
+
+def _renamed(state: dict[str, Any], names: list[list[str]] | None) -> dict[str, Any]:
     numbers = _params(state)
     if names is None or numbers is None or [*map(len, names)] != [*map(len, numbers)]:
         return state
@@ -67,6 +71,105 @@ def by_name(
         "state": {name_of[number]: values for number, values in state["state"].items()},
         "param_groups": _with_params(state["param_groups"], names),
     }
+
+
+class Held:
+    """What the tracked modules hold at one moment.
+
+    Args:
+        modules: tracked modules, without wrappers, by the names under which they are tracked.
+        states: of those modules, with the tensors themselves, parameters included.
+
+    Attributes:
+        modules: the modules.
+        places: their names and the identities of what is there, in order; None where a module makes its own state.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], states: Mapping[str, Any]) -> None:
+        self.modules = modules
+        self._states = dict(states)
+        stock = all(type(each).state_dict is torch.nn.Module.state_dict for each in modules.values())
+        self.places: list[Any] | None = None
+        if stock and all(isinstance(each, dict) for each in self._states.values()):
+            self.places = [(name, [*each], [*map(id, each.values())]) for name, each in self._states.items()]
+
+    def has(self, names: Sequence[str], parameters: Sequence[torch.Tensor]) -> bool:
+        """Whether each parameter is what has its name, in one module or in all of them together."""
+        together = {
+            f"{tracked}.{name}": each for tracked, state in self._states.items() for name, each in state.items()
+        }
+        for state in (*self._states.values(), together):
+            if all(state.get(name) is each for name, each in zip(names, parameters, strict=True)):
+                return True
+        return False
+
+
+class Names:
+    """The state of one optimizer with names for numbers, save after save. Training thread only.
+
+    Names are those of the save before where the same objects, told by their identities, are in the same places of the
+    modules and of the optimizer. All of them live while they are looked at, and names depend on nothing but which place
+    holds the same object as which other: so it does no harm that identities are given to others later.
+    """
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._names: list[list[str]] = []
+        self._keys: list[int] = []
+        self._ordered: list[str] = []
+
+    def state(self, optimizer: torch.optim.Optimizer, held: Held) -> dict[str, Any]:
+        """What :func:`by_name` makes of its ``state_dict()``.
+
+        Args:
+            optimizer: the optimizer, the same each time.
+            held: by the tracked modules.
+        """
+        groups = [[*map(id, group["params"])] for group in optimizer.param_groups]
+        key = (groups, held.places)
+        if self._key is not None and key == self._key and _is_stock(optimizer):
+            known = self._again(optimizer)
+            if known is not None:
+                return known
+        return self._anew(optimizer, held, key)
+
+    def _again(self, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
+        """What ``state_dict()`` would say, at once by name; None where its state is not by parameters."""
+        keys = [*map(id, optimizer.state)]
+        if keys != self._keys:
+            return None
+        state = dict(zip(self._ordered, optimizer.state.values(), strict=True))
+        return {"state": state, "param_groups": _with_params(_without_params(optimizer), self._names)}
+
+    def _anew(self, optimizer: torch.optim.Optimizer, held: Held, key: Any) -> dict[str, Any]:
+        self._key = None
+        names = names_of(optimizer, held.modules)
+        state = optimizer.state_dict()
+        named = _renamed(state, names)
+        if named is state or names is None or held.places is None or not _is_stock(optimizer):
+            return named
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        flat = [*itertools.chain(*names)]
+        name_of = {id(each): name for each, name in zip(parameters, flat, strict=True)}
+        self._keys = [*map(id, optimizer.state)]
+        self._ordered = [name_of.get(each, "") for each in self._keys]
+        # That this class says the same as torch's own is seen once, for the torch that is there.
+        as_known = [*named] == ["state", "param_groups"] and [*named["state"]] == self._ordered
+        alike = named["param_groups"] == _with_params(_without_params(optimizer), names) if as_known else False
+        if alike and held.has(flat, parameters):
+            self._key, self._names = key, names
+        return named
+
+
+def _is_stock(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its ``state_dict`` is torch's own, and nobody else has a say in it."""
+    hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+    own = type(optimizer).state_dict is torch.optim.Optimizer.state_dict and "state_dict" not in vars(optimizer)
+    return own and not any(getattr(optimizer, each, True) for each in hooks)
+
+
+def _without_params(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 def by_index(

@@ -39,17 +39,29 @@ def device_for(place: Place) -> torch.device:
 def default_group(place: Place, device: torch.device) -> Iterator[None]:
     """Have a default process group inside the block: gloo for the CPU, and NCCL beside it on GPUs.
 
-    A group that the script has made is left alone, and so is a process that is alone.
+    A group that the script has made is left alone. A process that is alone gets a group of one, so that a script with
+    DistributedDataParallel runs on any number of ranks.
     """
-    if place.world_size == 1 or dist.is_initialized():
+    if not dist.is_available() or dist.is_initialized():
         yield
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    alone = place.world_size == 1
+    if alone:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    else:
+        dist.init_process_group(backend)
     try:
         yield
     except BaseException:
         # Peers may be gone: taking the group down in order could wait for them. The process ends anyway.
+        if alone:
+            _take_down()
         raise
     else:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _take_down()
+
+
+def _take_down() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

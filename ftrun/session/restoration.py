@@ -115,12 +115,13 @@ class Restoration:
             return None
         return events.Restored(self.step, self.checkpoint.name, self.seconds)
 
-    def give(self, name: str, value: Stateful, objects: Mapping[str, Any] | None = None) -> None:
-        """Put its state back into a tracked object. Nothing is changed where its state doesn't fit.
+    def give_all(self, values: Mapping[str, Stateful], objects: Mapping[str, Any]) -> None:
+        """Put the states of tracked objects back, read together: each byte of a file once for all of them.
+
+        Nothing is changed where one of them doesn't fit.
 
         Args:
-            name: under which it is tracked.
-            value: the object, without wrappers.
+            values: the objects by the names under which they are tracked, without wrappers.
             objects: everything that is tracked by now, without wrappers: an optimizer's parameters are found by their
                 names in the modules among them.
 
@@ -128,13 +129,6 @@ class Restoration:
             StateMismatch: the checkpoint has no such name, or shapes don't fit.
             CorruptCheckpoint: bytes differ from what was committed.
             CheckpointError: they can't be read.
-        """
-        self.give_all({name: value}, objects or {})
-
-    def give_all(self, values: Mapping[str, Stateful], objects: Mapping[str, Any]) -> None:
-        """Put the states of several tracked objects back, read together: each byte of a file once for all of them.
-
-        Nothing is changed where one of them doesn't fit. Arguments and errors are those of :meth:`give`.
         """
         wants: dict[str, Wanted] = {}
         for name, value in values.items():

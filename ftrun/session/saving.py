@@ -21,6 +21,7 @@ from ftrun.checkpoint.memory.outcomes import Outcomes
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
+from ftrun.checkpoint.record_text import RecordText
 from ftrun.checkpoint.records import RankRecord, Seal
 from ftrun.checkpoint.sealed import canonical
 from ftrun.checkpoint.staging.sealing import ring, seal_slot
@@ -56,6 +57,25 @@ class _Room:
     memory: SlotMemory | None
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A snapshot on its way, and what will be said of it.
+
+    Attributes:
+        save: what is said of the save.
+        room: where it goes.
+        plan: what this rank stores.
+        tree: of the state.
+        settled: parts of the tree, see :class:`ftrun.checkpoint.state.Encoded`.
+    """
+
+    save: Save
+    room: _Room
+    plan: Plan
+    tree: Any
+    settled: Mapping[str, Any]
+
+
 class Saver:
     """Takes snapshots and hears what became of them. Training thread only; the keeper drains and commits.
 
@@ -85,6 +105,7 @@ class Saver:
         self._open = OpenSaves(self._tier, place.rank, contract.root, self._planner.distrust)
         self._slots = Slots(self._arena, Outcomes(self._tier), contract.when_busy, self._open.give_way)
         self._stager = Stager(overlap=contract.overlap)
+        self._text = RecordText()
         self._objects: dict[str, Any] = {}
         self._saves = 0
         self._held: float | None = None
@@ -167,7 +188,7 @@ class Saver:
 
     def _fill(self, save: Save, room: _Room, plan: Plan, encoded: Encoded) -> None:
         self._filling = room.slot
-        finish = partial(self._finish, save, room, plan, encoded.tree)
+        finish = partial(self._finish, _Taken(save, room, plan, encoded.tree, encoded.settled))
         self._stager.stage(plan, room.memory, encoded.tensors, finish, encoded.alike)
 
     def _suffix(self, step: int) -> str:
@@ -187,28 +208,22 @@ class Saver:
         return _Room(slot, self._arena.memory(slot, size, self._slots.idle()) if size else None)
 
     def _finish(
-        self,
-        save: Save,
-        room: _Room,
-        plan: Plan,
-        tree: Any,
-        torn: Collection[str],
-        found: Mapping[str, str],
-        error: BaseException | None,
+        self, taken: _Taken, torn: Collection[str], found: Mapping[str, str], error: BaseException | None
     ) -> None:
         """On the helper's thread: all is copied."""
         try:
             if error is not None:
-                self._open.drop(save, f"its state could not be copied: {error}")
+                self._open.drop(taken.save, f"its state could not be copied: {error}")
             elif torn:
-                self._open.drop(save, _torn(torn))
+                self._open.drop(taken.save, _torn(torn))
             else:
-                self._seal(save, room, plan, tree, found)
+                self._seal(taken, found)
         except (OSError, ValueError, TypeError) as problem:
-            self._open.drop(save, f"its record could not be written: {problem}")
+            self._open.drop(taken.save, f"its record could not be written: {problem}")
         self._filling = None
 
-    def _seal(self, save: Save, room: _Room, plan: Plan, tree: Any, found: Mapping[str, str]) -> None:
+    def _seal(self, taken: _Taken, found: Mapping[str, str]) -> None:
+        save, plan, room = taken.save, taken.plan, taken.room
         place = self._place
         record = RankRecord(
             attempt=save.attempt,
@@ -216,7 +231,7 @@ class Saver:
             step=save.step,
             total=save.total,
             data=save.data,
-            tree=tree,
+            tree=taken.tree,
             tensors=plan.with_digests(found),
             pieces=plan.pieces,
         )
@@ -239,7 +254,7 @@ class Saver:
             word=plan.word(found, save.position),
             sealed_at=0.0,
         )
-        seal_slot(room.slot, room.memory, record, seal)
+        seal_slot(room.slot, room.memory, self._text.to_bytes(record, taken.settled), seal)
         ring(self._tier)
         if place.rank == 0:
             held = self._held if self._held is not None else time.monotonic() - save.began

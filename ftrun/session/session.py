@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
-
-from ftrun import events, inject, pulse
-from ftrun.checkpoint import state
-from ftrun.contract import AUTO, ExitCode
-from ftrun.errors import AgreementTimeout, CheckpointError, StateMismatch, UsageError
+from ftrun import inject, pulse
+from ftrun.errors import StateMismatch, UsageError
 from ftrun.pulse import Phase
-from ftrun.rundir import RunDir
-from ftrun.session import gradients, parked, random_state, tracked
-from ftrun.session.agreement import Agreement
-from ftrun.session.callbacks import REGISTRY
-from ftrun.session.checkpoints import Checkpoints
-from ftrun.session.filling import Filling
-from ftrun.session.metrics import StepNotes
+from ftrun.session.boundaries import Boundaries
 from ftrun.session.restoration import Restoration
-from ftrun.session.saving import Saver
-from ftrun.session.stopping import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import torch
     from torch.distributed import Store
     from torch.utils.data import Dataset
 
@@ -39,9 +27,6 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
-_CLOSE_SECONDS = 20.0
 _END: Any = object()
 _PHASES = {"eval": Phase.EVAL, "save": Phase.SAVE}
 
@@ -56,7 +41,6 @@ class Session:
         rank: global rank.
         world_size: number of workers.
         local_rank: rank on this node.
-        step: steps completed, counted over the whole run.
         resume: the checkpoint that this attempt resumes from, or None for a fresh start.
     """
 
@@ -74,31 +58,19 @@ class Session:
         self.world_size = place.world_size
         self.local_rank = place.local_rank
         self._contract = contract
-        events_file = RunDir(contract.run_path).events(contract.node)
-        self._log = events.EventLog(events_file, attempt=contract.attempt, rank=place.rank)
         self._pulse = pulse.Pulse(Path(contract.worker_dir) / "pulse")
         with self._pulse.during(Phase.RESTORE):
             self._restoration = Restoration(contract, place)
         self.resume: Checkpoint | None = self._restoration.checkpoint
-        self.step = self._restoration.step
-        self._tracked: dict[str, Any] = {}
-        self._given: dict[str, Any] = {}
-        self._loaders: dict[str, DataLoader[Any]] = {}
-        self._gradients = gradients.PendingGradients()
-        self._notes = StepNotes()
-        self._filling = Filling(contract, place)
-        self._stop = StopRequest(place.rank)
-        self._stop.listen_for_requests()
-        self._agreement = Agreement(place, store, first_point=self.step + 1)
-        self._saver = Saver(place, contract, self._log, store)
-        how_often = contract.every or every or AUTO
-        self._checkpoints = Checkpoints(self._saver, self._pulse, how_often, place, contract, self._tell)
-        self._checkpoints.saved_at = self.step if self.resume is not None else None
-        self._pulse.own(base=self.step)
-        self._total: int | None = None
-        self._began = False
-        self._ended = False
+        self._boundaries = Boundaries(place, contract, store, self._pulse, self._restoration, every)
+        self._contents = self._boundaries.contents
+        self._checkpoints = self._boundaries.checkpoints
         self._driven = False
+
+    @property
+    def step(self) -> int:
+        """Steps completed, counted over the whole run."""
+        return self._boundaries.step
 
     @classmethod
     @contextlib.contextmanager
@@ -130,26 +102,13 @@ class Session:
             StateMismatch: an object's shapes don't fit the checkpoint, or the checkpoint has no such name.
             UsageError: an object has no state, or steps have begun.
         """
-        if self._began:
+        if self._boundaries.began:
             raise UsageError("ft.track() comes before the first step, so that what it restores is used by all of them.")
         with self._pulse.during(Phase.RESTORE):
-            self._track(objects)
+            self._contents.track(objects)
         if self._restoration.all_claimed:
             self._pulse.mark("restored")
             self._restoration.tell()
-
-    def _track(self, objects: dict[str, Any]) -> None:
-        unwrapped = {name: tracked.unwrapped(value) for name, value in objects.items() if value is not None}
-        for name, value in unwrapped.items():
-            tracked.require_stateful(name, value)
-        for name in objects.keys() - unwrapped.keys():
-            self._restoration.give_up(name)
-        self._restoration.give_all(unwrapped, {**self._tracked, **unwrapped})
-        for name, value in unwrapped.items():
-            self._given[name], self._tracked[name] = objects[name], value
-            if isinstance(value, torch.optim.Optimizer):
-                self._gradients.watch(name, value)
-        self._restoration.give_rest(self._gradients, set(self._tracked))
 
     def loader(self, dataset: Dataset[T], *, name: str | None = None, **arguments: Any) -> DataLoader[T]:
         """A data loader that continues at the exact sample; see :class:`ftrun.DataLoader` for its arguments.
@@ -167,17 +126,18 @@ class Session:
         """
         from ftrun.data.loader import DataLoader
 
-        if self._began:
-            raise UsageError("ft.loader() comes before the first step, so that it continues where it was.")
-        count = len(self._loaders) + 1
-        name = name or ("data" if count == 1 else f"data{count}")
-        if name in self._loaders:
-            raise UsageError(f"ft.loader(name={name!r}): that name is taken; give each loader its own.")
+        if self._boundaries.began:
+            raise UsageError(
+                "ft.loader() comes before the first step, so that it continues where it was. Make it once, before the "
+                "loop over epochs: each loop over it begins the next epoch. A loader whose position nobody needs, for "
+                "an evaluation, is ftrun.DataLoader(dataset, rank=ft.rank, world_size=ft.world_size, ...)."
+            )
+        name = self._contents.name_for(name)
         share = {"rank": self.rank, "world_size": self.world_size, **arguments}
         made: DataLoader[T] = DataLoader(dataset, **share)
         self._restoration.give_loader(name, made)
-        self._loaders[name] = made
-        self._filling.register(name, made)
+        follower, dropped = self._boundaries.filling.register(name, made)
+        self._contents.take_in(name, made, follower, dropped)
         return made
 
     def steps(self, batches: Iterable[T] | None = None, *, total: int) -> Iterator[T]:
@@ -201,21 +161,22 @@ class Session:
         self._check_batches(batches)
         self._check_total(positive(total))
         self._driven = True
-        self._begin(rewind=True)
-        self._filling.drive(batches, total)
+        self._boundaries.begin(rewind=True)
+        self._boundaries.filling.drive(batches, total, self.step)
         try:
             while self.step < total:
                 before = self.step
                 yield from self._epoch(batches, total)
                 if self.step == before:
                     raise UsageError("ft.steps(): the loader yields no batch, so no step can be made.")
-            self._finish()
+            self._boundaries.finish()
         finally:
             self._driven = False
 
     def _epoch(self, batches: Iterable[T] | None, total: int) -> Iterator[Any]:
         source = iter(batches) if batches is not None else None
         starting = source is not None
+        counted = self._contents.waits.counts(batches)
         while self.step < total:
             waited = time.monotonic()
             # A loader's workers start with the first batch of an epoch, which may take as long as a first step.
@@ -224,18 +185,18 @@ class Session:
             starting = False
             if batch is _END:
                 return
-            self._notes.data_wait += time.monotonic() - waited
+            if not counted:  # by the loader itself
+                self._boundaries.notes.data_wait += time.monotonic() - waited
             inject.fire_if_due(self._contract, self.rank, self.step + 1)
             yield batch
             self.step_end()
             if self.should_save():
-                self._save("interval")
+                self._boundaries.save("interval")
             if self.should_stop():
-                self._stop_now()
+                self._boundaries.stop_now()
 
     def _check_batches(self, batches: object) -> None:
-        known = batches is None or any(batches is each for each in self._loaders.values())
-        if known or any(batches is each for each in self._tracked.values()):
+        if batches is None or self._contents.has_position(batches):
             return
         raise UsageError(
             f"ft.steps() got a {type(batches).__name__} whose position it doesn't know, so a resumed run would see "
@@ -251,32 +212,8 @@ class Session:
                 f"Schedules that depend on the total would bend. Ask for {then:,} again, go on anyway with "
                 f"{self._contract.to_allow_new_total}, or {self._contract.to_start_over}."
             )
-        self._total = total
+        self._boundaries.total = total
         self._pulse.expect(total)
-
-    def _begin(self, *, rewind: bool = False) -> None:
-        """Once: everything that is restored is in place, and signals ask for a stop.
-
-        :meth:`steps` gets here before the first step, and takes back what building things drew since
-        :meth:`track`. A loop of one's own gets here after its first step, whose draws and gradients must stay.
-        """
-        if self._began:
-            return
-        self._restoration.require_all_claimed()
-        self._began = True
-        self._restoration.tell()
-        if rewind:
-            self._restoration.settle_optimizers(self._tracked)
-            self._restoration.give_rest(self._gradients, set(self._tracked))
-        self._tell(self._restoration.event())
-        self._restoration.forget()
-        # What can't be stored is said now, and not when the first checkpoint is due.
-        state.encode({"tracked": self._states()})
-        self._saver.watch(self._given)
-        self._stop.listen()
-        self._pulse.mark("restored")
-        self._pulse.phase(Phase.FIRST_STEP)
-        self._tell(events.StepsBegan(step=self.step, total=self._total))
 
     def log(self, **metrics: Any) -> None:
         """Note metrics of the current step: numbers, or tensors with one element. Rank 0's are kept.
@@ -284,7 +221,7 @@ class Session:
         A tensor is read only when it is written down, a few times a second at most, so logging a loss that is
         still being computed does not hold the loop up.
         """
-        self._notes.metrics.update(metrics)
+        self._boundaries.notes.metrics.update(metrics)
 
     def step_end(self, **metrics: Any) -> None:
         """Say that a step is complete. :meth:`steps` does this by itself; a loop of one's own calls it.
@@ -292,39 +229,10 @@ class Session:
         In a loop of one's own, call it after the optimizer step, then ``if ft.should_save(): ft.save()``, then leave
         the loop ``if ft.should_stop()``.
         """
-        self._begin()
-        self._notes.metrics.update(metrics)
-        self.step += 1
-        for each in self._loaders.values():
-            each.commit()
-        self._filling.step(self.step)
-        self._pulse.step(self.step)
-        if self.step == self._restoration.step + 1:
-            parked.note_imports(Path(self._contract.worker_dir))
-            self._saver.prepare(lambda: {"tracked": self._states()})
-        self._checkpoints.announce()
-        self._agree()
-        for function in REGISTRY.at("step"):
-            function(self.step, dict(self._notes.metrics))
-        if self.rank == 0:
-            self._tell(self._notes.event(self.step, last=self.step == self._total))
-        self._notes.metrics.clear()
+        self._boundaries.notes.metrics.update(metrics)
+        self._boundaries.step_end()
         if not self._driven:
             inject.fire_if_due(self._contract, self.rank, self.step + 1)
-
-    def _agree(self) -> None:
-        """What all ranks do at this boundary: from the step's number where that says it, else from rank 0."""
-        self._stop.pass_on(self._agreement)
-        meet = self._checkpoints.meet(self.step)
-        instruction = self._agreement.at(self.step, self._decide, meet=meet)
-        self._checkpoints.heard(instruction is not None and instruction.save)
-        if instruction is not None and instruction.stop is not None:
-            self._stop.agreed = instruction.stop
-
-    def _decide(self) -> tuple[bool, str | None]:
-        """Rank 0, at a point: take a checkpoint now, and stop now, because of something here or on another rank?"""
-        wanted = self._stop.save_wanted(self._agreement)
-        return self._checkpoints.decide(self.step, wanted=wanted), self._stop.heard(self._agreement)
 
     def should_save(self) -> bool:
         """Whether a checkpoint is due at this step boundary: the same answer on every rank."""
@@ -337,40 +245,7 @@ class Session:
         beside the next forward and backward, and writing and committing go on in the background. While two saves are
         on their way it waits for the first. One that fails is reported, and training goes on.
         """
-        self._save("user")
-
-    def _save(self, reason: str) -> None:
-        self._begin()
-        loaders = {name: each.state_dict() for name, each in self._loaders.items()}
-        self._checkpoints.take(
-            self.step,
-            self._total,
-            reason,
-            lambda: self._collect(loaders),
-            {"step": self.step, "loaders": {name: _shared(each) for name, each in loaders.items()}},
-        )
-
-    def _save_surely(self, reason: str) -> None:
-        self._checkpoints.surely(lambda: self._save(reason))
-
-    def _collect(self, loaders: dict[str, Any]) -> dict[str, Any]:
-        extra: dict[str, Any] = {}
-        for function in REGISTRY.at("save"):
-            given = function()
-            if given is not None and not isinstance(given, dict):
-                name = getattr(function, "__qualname__", repr(function))
-                raise UsageError(f'@ftrun.on("save") {name}() returned {type(given).__name__}; return a dict, or None.')
-            extra.update(given or {})
-        return {
-            "tracked": self._states(),
-            "gradients": self._gradients.capture(),
-            "loaders": loaders,
-            "random": random_state.capture(),
-            "extra": extra,
-        }
-
-    def _states(self) -> dict[str, Any]:
-        return {name: tracked.state_of(name, each, self._tracked) for name, each in self._tracked.items()}
+        self._boundaries.save("user")
 
     @contextlib.contextmanager
     def phase(self, name: Literal["eval", "save"]) -> Iterator[None]:
@@ -392,74 +267,32 @@ class Session:
         """
         if name not in _PHASES:
             raise UsageError(f"ft.phase({name!r}): there is no such phase; say {' or '.join(map(repr, _PHASES))}.")
+        self._boundaries.count_waits()
         with self._pulse.during(_PHASES[name]):
             yield
+        self._contents.waits.since()  # an evaluation's waits for its own data are no step's
 
     def request_stop(self, reason: str = "the script asked for it") -> None:
         """Ask all ranks to save and leave at a step boundary within about a second. Any rank may call it."""
-        self._stop.ask(reason)
+        self._boundaries.ask_to_stop(reason)
 
     def should_stop(self) -> bool:
         """Whether all ranks leave now: the same answer on every rank. For loops of one's own."""
-        return self._stop.agreed is not None
-
-    def _stop_now(self) -> None:
-        self._save_surely("stop")
-        self._pulse.phase(Phase.END)
-        self._tell(self._notes.rest())
-        self._tell(events.StepsEnded(step=self.step, finished=False))
-        raise SystemExit(int(ExitCode.TRY_AGAIN))
-
-    def _finish(self) -> None:
-        self._save_surely("last")
-        self._pulse.phase(Phase.END)
-        self._ended = True
-        self._tell(events.StepsEnded(step=self.step, finished=True))
+        return self._boundaries.stops
 
     def leave(self) -> None:
         """The script's part ended well: what was saved is waited for, and a stop that was agreed on is honoured.
 
         Called by :meth:`open` as its block ends.
         """
-        if self.should_stop():
-            self._stop_now()
-        if self._began and self._checkpoints.saved_at == self.step:
-            self._save_surely("user")  # taken by now: only what fails is taken again, on all ranks
-        else:
-            self._checkpoints.wait()
-        self._pulse.phase(Phase.END)
-        if self._began and not self._ended:
-            # A loop of one's own, or one that was left early. Nobody but the script knows whether the state is that
-            # of a boundary now, so it isn't saved here.
-            self._tell(self._notes.rest())
-            done = self._total is None or self.step >= self._total
-            self._tell(events.StepsEnded(step=self.step, finished=done))
-            saved_at = self._checkpoints.saved_at
-            if self.rank == 0 and saved_at != self.step:
-                last = f"its last checkpoint is of step {saved_at}" if saved_at is not None else "without a checkpoint"
-                _log.warning("ftrun: the script ended at step %d, %s; ft.save() keeps the rest.", self.step, last)
+        self._boundaries.leave()
 
     def close(self) -> None:
         """Let go of everything, after an error too: what was staged before it gets a moment for its commit.
 
         Called by :meth:`open` last of all.
         """
-        with contextlib.suppress(UsageError):  # of a metric that is no number
-            self._tell(self._notes.rest())
-        with contextlib.suppress(AgreementTimeout, CheckpointError):
-            self._checkpoints.close(_CLOSE_SECONDS)
-        self._restoration.forget()
-        self._filling.close(finished=self._ended)
-        self._stop.unlisten()
-
-    def _tell(self, event: events.Event | None) -> None:
-        if self.rank == 0 and event is not None:
-            self._log.write(event)
-
-
-def _shared(position: dict[str, Any]) -> dict[str, Any]:
-    """What of a loader's state must be the same on all ranks: all but the places in this rank's own shards."""
-    return {key: value for key, value in position.items() if key != "shards"}
+        self._boundaries.close()
 
 
 def positive(number: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from checkpoint_results import Case, figure
-from data_jobs import every, run_ours, run_peers
-from figures import Target, median, ratio, spread
+from data_jobs import every, pairs, run_ours, run_peers
+from figures import Target, median, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ _OURS = ("ftrun, map, workers 0", "ftrun, iterable, workers 0")
 _WITH_WORKERS = ("ftrun, map, workers 2", "ftrun, iterable, workers 2")
 _PEERS = ("StatefulDataLoader, map, workers 0", "StatefulDataLoader, iterable, workers 0")
 _FLAT = Target("<=", 1.2)
-"""Where time doesn't grow, the median at one point is no more than this above the one at another."""
+"""Where time doesn't grow, it is no more than this times as long at one point as at another, in the median."""
 
 
 def resume(settings: Settings) -> Iterator[Figure]:
@@ -44,13 +44,11 @@ def _run(settings: Settings, run: Callable[..., Results], cycles: int, methods: 
 
 
 def _case(results: Results, name: str) -> Case:
-    first, last = (_seconds(results, name, point) for point in (_POINTS[0], _POINTS[-1]))
+    first, last = (f"{name} at {point}" for point in (_POINTS[0], _POINTS[-1]))
     times = [every(results, f"{name} at {point}") for point in _POINTS]
     notes = (", ".join(f"at {point:,}: {spread(each, 's')}" for point, each in zip(_POINTS, times, strict=True)),)
-    again = median(every(results, f"{name} again"))
-    return Case(
-        name, ratio(last, first), ratio(again, first), len(times[0]), (results.problem,) if results.problem else notes
-    )
+    growth, control = (median(pairs(results, each, first)) for each in (last, f"{name} again"))
+    return Case(name, growth, control, len(times[0]), (results.problem,) if results.problem else notes)
 
 
 def _seconds(results: Results, name: str, point: int) -> float:

@@ -21,11 +21,13 @@ _CASES = {
 }
 """Samples in an epoch, seconds that each takes, and the target."""
 _WORDS = (
-    "free samples: a TensorDataset, of which ftrun knows that it draws no random numbers; drawing: a class of the "
-    "user's, for each of whose samples random, NumPy and torch are seeded"
+    "free samples: rows of a table in memory, of a class of the user's of which no loader knows anything; ftrun with "
+    "its default: each sample has random numbers of its own. Drawing: from torch, and from random, NumPy and torch; "
+    "over torch's loader with the same samples"
 )
 _OURS = ("torch", "ftrun", "torch again")
-_FREE = ("ftrun, drawing", "ftrun, no sample seeds")
+_UNSEEDED = "ftrun, no sample seeds"
+_DRAWING = ("drawing from one", "drawing from three")
 _PEERS = ("StatefulDataLoader", "streaming", "litdata")
 
 
@@ -39,7 +41,8 @@ def throughput(settings: Settings) -> Iterator[Figure]:
 def _figure(settings: Settings, name: str) -> Figure:
     samples, seconds, least = _CASES[name]
     what = ("--batch", str(_BATCH), "--seconds", str(seconds), "--methods")
-    more = () if seconds else _FREE
+    drawing = () if seconds else _DRAWING
+    more = () if seconds else (_UNSEEDED, *(f"{who}, {how}" for how in drawing for who in ("torch", "ftrun")))
     size = ("--samples", str(samples), "--cycles", str(settings.count(15, 3)))
     ours = run_ours(settings, "data_epochs.py", *size, *what, *_OURS, *more)
     # Those two write the samples into files of their own first, which takes longer than a quick look should.
@@ -53,7 +56,7 @@ def _figure(settings: Settings, name: str) -> Figure:
         Target(">=", least),
         control=median(pairs(ours, "torch again", "torch")),
         n=len(ratios),
-        reference={**{each: median(pairs(ours, each, "torch")) for each in more}, **_beside(peers, asked)},
+        reference={**_variants(ours, drawing), **_beside(peers, asked)},
         notes=[
             f"ftrun over torch {spread(ratios, '')}, 0 workers, batches of {_BATCH}",
             *(f"{each}: {spread(every(ours, each), 'samples/s')}" for each in (*_OURS, *more)),
@@ -61,6 +64,11 @@ def _figure(settings: Settings, name: str) -> Figure:
             *filter(None, [ours.problem]),
         ],
     )
+
+
+def _variants(ours: Results, drawing: Sequence[str]) -> dict[str, float | str | None]:
+    found = {f"ftrun, {how}": median(pairs(ours, f"ftrun, {how}", f"torch, {how}")) for how in drawing}
+    return {_UNSEEDED: median(pairs(ours, _UNSEEDED, "torch")), **found} if drawing else {}
 
 
 def _beside(peers: Results, asked: Sequence[str]) -> Mapping[str, float | str | None]:

@@ -7,9 +7,11 @@ Peers live in a virtual environment of their own, outside the project: ``$FTRUN_
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,18 +81,18 @@ def torchrun(*options: str, shared_store: bool = False) -> Launcher:
 def others(*options: str) -> list[Launcher | Absent]:
     """NVRx's and dlrover's launchers, installed if they are not."""
     try:
-        bin_ = _environment() / "bin"
+        bin_ = environment("peers", _PACKAGES) / "bin"
     except (OSError, subprocess.SubprocessError) as error:
-        return [Absent(name, f"not installed: {_last_line(error)}") for name in ("ft_launcher", "dlrover-run")]
+        return [Absent(name, f"not installed: {last_line(error)}") for name in ("ft_launcher", "dlrover-run")]
     return [_ft_launcher(bin_, options), _dlrover(bin_, options)]
 
 
 def checkpointers() -> Launcher | Absent:
     """The torchrun beside which the peers that save checkpoints are installed."""
     try:
-        bin_ = _environment() / "bin"
+        bin_ = environment("peers", _PACKAGES) / "bin"
     except (OSError, subprocess.SubprocessError) as error:
-        return Absent("torchrun", f"not installed: {_last_line(error)}")
+        return Absent("torchrun", f"not installed: {last_line(error)}")
     versions = (f"{name} {_version(bin_, name)}" for name in ("torch", "torchsnapshot", "nvidia-resiliency-ext"))
     return Launcher("torchrun", (str(bin_ / "torchrun"),), environment=_NO_SHARED_STORE, version=", ".join(versions))
 
@@ -121,7 +123,7 @@ def _help(program: Path) -> str | Absent:
     try:
         result = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.SubprocessError) as error:
-        return Absent(program.name, f"does not start: {_last_line(error)}")
+        return Absent(program.name, f"does not start: {last_line(error)}")
     if result.returncode:
         return Absent(program.name, f"does not start: {(result.stderr.splitlines() or ['no word'])[-1]}")
     return result.stdout
@@ -132,22 +134,36 @@ def _version(bin_: Path, package: str) -> str:
     return subprocess.run([bin_ / "python", "-c", code], capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _environment() -> Path:
+def environment(kind: str, *packages: tuple[str, ...], sees_project: bool = False) -> Path:
+    """A virtual environment with packages of others, made where it isn't there yet. The project's constraints hold.
+
+    Args:
+        kind: first part of its name.
+        packages: in groups.
+        sees_project: the project's packages are on its path: everything runs with the very same torch.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it can't be made.
+    """
     cache = Path(os.environ.get("FTRUN_BENCH_CACHE") or Path.home() / ".cache" / "ftrun-bench")
-    constraints = PROJECT / "scripts" / "constraints.txt"
-    key = f"{constraints.read_text()} {_PACKAGES} {sys.version}"
-    venv = cache / f"peers-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}"
+    constraints, site = PROJECT / "scripts" / "constraints.txt", sysconfig.get_path("purelib")
+    key = " ".join(map(str, [constraints.read_text(), *packages, *([site] if sees_project else []), sys.version]))
+    venv = cache / f"{kind}-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}"
     if (venv / "complete").exists():
         return venv
-    say(f"installing the peers into {venv} (a few minutes, once)")
+    say(f"installing {kind} into {venv} (a few minutes, once)")
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True, timeout=300)
+    if sees_project:
+        inside = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
+        (inside / "project.pth").write_text(f"import site; site.addsitedir({site!r})\n")
     pip = [venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install = [*pip, "--constraint", constraints, *_PACKAGES]
+    install = [*pip, "--constraint", constraints, *itertools.chain.from_iterable(packages)]
     subprocess.run(install, check=True, timeout=1800, capture_output=True, text=True)
     (venv / "complete").touch()
     return venv
 
 
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
+    """The last words of what failed."""
     told = getattr(error, "stderr", None) or str(error)
     return (str(told).strip().splitlines() or [type(error).__name__])[-1]

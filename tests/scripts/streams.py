@@ -33,7 +33,12 @@ def loader_of(ft: ftrun.Session, options: argparse.Namespace) -> Any:
     arguments = {"virtual_shards": 16} if options.kind != "whole" else {}
     dataset: Any = datasets[options.kind]()
     return ft.loader(
-        dataset, global_batch=24, shuffle=True, collate_fn=as_list, num_workers=options.workers, **arguments
+        dataset,
+        global_batch=24,
+        shuffle=options.kind != "whole",
+        collate_fn=as_list,
+        num_workers=options.workers,
+        **arguments,
     )
 
 

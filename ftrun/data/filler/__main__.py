@@ -6,11 +6,11 @@ import contextlib
 import fcntl
 import logging
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftrun import background
 from ftrun.data.filler.life import Life
 from ftrun.data.filler.loop import Loop
 from ftrun.data.filler.places import FillDir
@@ -22,13 +22,14 @@ _log = logging.getLogger(__name__)
 
 DONE, LOCKED_OUT = 0, 3
 _PATIENCE = 15.0
+_NICE = 5
 
 
 def main(arguments: Sequence[str]) -> int:
     """Be the filler of a directory until the parent is gone; an exit code."""
     directory, life = FillDir(Path(arguments[0])), Life(int(arguments[1]))
     life.listen()
-    _give_way()
+    background.give_way(_NICE)
     try:
         descriptor = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str]) -> int:
         return LOCKED_OUT
     directory.pool.sweep(directory.path)
     loop = Loop(directory, life)
-    loop.run()
+    try:
+        loop.run()
+    finally:
+        loop.close()
     _log.info("over: %s", loop.last_words() or "nothing was to do")
     return DONE
 
@@ -54,22 +58,5 @@ def _locked(descriptor: int, life: Life) -> bool:
     return False
 
 
-def _give_way() -> None:
-    """Training comes first for the processor; who starts this process has seen to the disks."""
-    with contextlib.suppress(OSError):
-        os.nice(5)
-    # A session of its own is a scheduling group of its own where the kernel groups by sessions.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("5")
-
-
-def _run() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    code = main(sys.argv[1:])
-    logging.shutdown()
-    # Threads that hang in a driver or in the kernel must not keep the process.
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _run()
+    background.main(main)

@@ -7,7 +7,7 @@ global batch away.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,14 +21,17 @@ if TYPE_CHECKING:
     from ftrun.data.filler.orders import EpochOrder
 
 
+_BLOCK = 2048
+
+
 @dataclass(frozen=True)
 class Stretch:
     """Some of what comes next.
 
     Attributes:
         epoch: in which it comes.
-        places: of this node's samples in it.
-        indices: of these samples.
+        places: at which this node's files are due.
+        indices: of these files.
         after: the position behind the stretch.
     """
 
@@ -38,9 +41,60 @@ class Stretch:
     after: Position
 
 
+class Way(Protocol):
+    """What one node's ranks read of one loader's data, whatever a file of it is."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Places to look at at a time."""
+        ...
+
+    def samples_for(self, files: float) -> float:
+        """Samples of all ranks in which this node reads so many files, about."""
+        ...
+
+    def stretch(self, start: Position, count: int) -> Stretch | None:
+        """The files that are due in the next ``count`` places; fewer at the end of an epoch. None where it's unknown.
+
+        The end of an epoch is the beginning of the next one.
+        """
+        ...
+
+    def under_way(self, start: Position) -> Stretch | None:
+        """The files that ranks which begin there read at once, though they were due before."""
+        ...
+
+    def distance(self, of: Position, start: Position) -> float:
+        """How far a position is from another one; negative when it is behind it."""
+        ...
+
+    def next_use(self, indices: NDArray[np.int64], start: Position) -> NDArray[np.float64]:
+        """How far away the next use of each file is, as far as the next epoch; what comes later is further still."""
+        ...
+
+    def length(self, epoch: int) -> int:
+        """Samples of an epoch that count."""
+        ...
+
+
+def distance(of: Position, start: Position, length: Callable[[int], int]) -> float:
+    """How far a position is from another one, by the lengths of epochs; negative when it is behind it."""
+    if of.epoch == start.epoch:
+        return of.samples - start.samples
+    step = 1 if of.epoch > start.epoch else -1
+    first, last = (start, of) if step > 0 else (of, start)
+    between = sum(length(epoch) for epoch in range(first.epoch, min(last.epoch, first.epoch + 100)))
+    return step * (between - first.samples + last.samples)
+
+
 @dataclass(frozen=True)
 class Course:
-    """What one node's ranks read of one loader's data.
+    """The way through a dataset whose samples are files.
 
     Attributes:
         global_batch: samples of a step.
@@ -59,11 +113,21 @@ class Course:
         """Whether everything is read here."""
         return len(set(self.ranks)) >= self.world_size
 
-    def stretch(self, start: Position, count: int) -> Stretch | None:
-        """This node's samples among the next ``count`` places; fewer at the end of an epoch. None where it's unknown.
+    @property
+    def block(self) -> int:
+        """See :attr:`Way.block`."""
+        return _BLOCK
 
-        The end of an epoch is the beginning of the next one.
-        """
+    def samples_for(self, files: float) -> float:
+        """See :meth:`Way.samples_for`."""
+        return files * self.world_size / max(1, len(self.ranks))
+
+    def under_way(self, start: Position) -> None:
+        """See :meth:`Way.under_way`."""
+        return
+
+    def stretch(self, start: Position, count: int) -> Stretch | None:
+        """See :meth:`Way.stretch`: this node's samples among the next ``count`` places."""
         known = self.epochs(start.epoch)
         if known is None or known.usable < 1:
             return None
@@ -76,16 +140,11 @@ class Course:
         return Stretch(start.epoch, places, known.order.at(places), after)
 
     def distance(self, of: Position, start: Position) -> float:
-        """How far a position is from another one; negative when it is behind it."""
-        if of.epoch == start.epoch:
-            return of.samples - start.samples
-        step = 1 if of.epoch > start.epoch else -1
-        first, last = (start, of) if step > 0 else (of, start)
-        between = sum(self.length(epoch) for epoch in range(first.epoch, min(last.epoch, first.epoch + 100)))
-        return step * (between - first.samples + last.samples)
+        """See :meth:`Way.distance`."""
+        return distance(of, start, self.length)
 
     def next_use(self, indices: NDArray[np.int64], start: Position) -> NDArray[np.float64]:
-        """How far away the next use of each index is, as far as the next epoch; what comes later is further still."""
+        """See :meth:`Way.next_use`."""
         ahead = float(self.length(start.epoch) - start.samples)
         later = ahead + 2.0 * self.length(start.epoch + 1)
         found = np.full(len(indices), later)
@@ -117,7 +176,7 @@ class Course:
         return np.isin(offsets % self.world_size, np.asarray(self.ranks))
 
     def length(self, epoch: int) -> int:
-        """Samples of an epoch that count; a neighbour's where it isn't known."""
+        """See :meth:`Way.length`; a neighbour's where it isn't known."""
         for each in (epoch, epoch - 1, epoch + 1):
             known = self.epochs(each)
             if known is not None:

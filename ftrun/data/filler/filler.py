@@ -122,7 +122,7 @@ class Filler:
             if ready is not None:
                 try:
                     self._bring(due, *ready)
-                except Exception as error:  # a hint that can't be followed is no reason to leave the others
+                except Exception as error:  # whatever a driver raises: the other files must come all the same
                     _log.warning("ftrun: %s can't be fetched ahead: %s: %s", due.url, type(error).__name__, error)
                     self.tally.errors += 1
 
@@ -147,7 +147,10 @@ class Filler:
             there = True
         if there:
             self.tally.there += 1
+            self._is_there(lane)
             return None
+        with self._changed:
+            lane.is_missing()
         outage, room, mean = self._outage(url), self._rooms.get(str(lane.files.root)), lane.mean
         if room is None:
             return None
@@ -193,11 +196,21 @@ class Filler:
             lane.note(fetched.size)
             if first:
                 self._changed.notify_all()  # others waited to know how large files are
+        if fetched.kind != "bypassed":
+            self._is_there(lane)
         if fetched.kind == "filled":
             self.tally.fetched += 1
             self.tally.bytes += fetched.size
         elif fetched.kind == "hit":
             self.tally.there += 1
+
+    def _is_there(self, lane: Lane) -> None:
+        with self._changed:
+            if not lane.warm.is_there():
+                return
+        evictions = lane.files.counters(node=True).evictions
+        with self._changed:
+            lane.warm.evictions_are(evictions)
 
     def _put_back(self, due: Due) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ftrun.data.filler.urls import UrlIndex
+from ftrun.data.filler.warm import Warm
 from ftrun.data.position import Position
 
 if TYPE_CHECKING:
@@ -17,10 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ftrun.data.filler.course import Course
+    from ftrun.data.filler.course import Stretch, Way
     from ftrun.data.filler.urls import Strings
 
-_BLOCK = 2048
 _FIRST = 64
 """Files that are fetched before anybody knows how large they are."""
 _MANY = 3
@@ -79,9 +80,7 @@ class Lane:
         position: where the training is.
     """
 
-    def __init__(
-        self, name: str, course: Course, urls: Strings, files: Any, bounds: Bounds, position: Position
-    ) -> None:
+    def __init__(self, name: str, course: Way, urls: Strings, files: Any, bounds: Bounds, position: Position) -> None:
         self.name = name
         self.course = course
         self.urls = urls
@@ -90,6 +89,7 @@ class Lane:
         self.steps_left: int | None = None
         self.pace = 0.0
         self.paused = 0.0
+        self.warm = Warm(len(urls))
         self._bounds = bounds
         self._cursor = position
         self._queue: deque[Due] = deque()
@@ -98,6 +98,7 @@ class Lane:
         self._bytes = 0
         self._index: UrlIndex | None = None
         self._gone: set[int] = set()
+        self._begin_at(position)
 
     @property
     def mean(self) -> float:
@@ -119,7 +120,14 @@ class Lane:
         return self.course.distance(due.position, self.position) / self.course.global_batch
 
     def move(self, position: Position, steps_left: int | None) -> bool:
-        """The training is there now; whether that is news. Backwards, everything is looked at again."""
+        """The training is there now; whether that is news. Backwards, everything is looked at again.
+
+        Args:
+            position: the committed one.
+            steps_left: of the run; None where nobody says it anew, which leaves a known end where it is.
+        """
+        if steps_left is None:
+            steps_left = self.steps_left_from(position)
         news = (position, steps_left) != (self.position, self.steps_left)
         self.steps_left = steps_left
         if position == self.position:
@@ -127,17 +135,30 @@ class Lane:
         if self.course.distance(position, self.position) < 0:
             self._queue.clear()
             self._again.clear()
-            self._cursor = position
+            self._begin_at(position)
         self.position = position
         if self.course.distance(self._cursor, position) < 0:
             self._cursor = position
         return True
+
+    def steps_left_from(self, position: Position) -> int | None:
+        """Steps from a position to the end of the run; None where nobody has said where that is."""
+        if self.steps_left is None:
+            return None
+        steps = self.course.distance(position, self.position) / self.course.global_batch
+        return max(0, math.ceil(self.steps_left - steps))
 
     def note(self, size: int) -> None:
         """A file has so many bytes."""
         if size:
             self._known += 1
             self._bytes += size
+
+    def is_missing(self) -> None:
+        """A file isn't in the cache."""
+        if self.warm.is_missing():
+            self._queue.clear()
+            self._begin_at(self.position)
 
     def later(self, due: Due, at: float) -> None:
         """Try once more, unless the ranks have had to do it by then.
@@ -169,7 +190,9 @@ class Lane:
         while True:
             while self._queue:
                 due = self._queue.popleft()
-                if due.sample not in self._gone and self.course.distance(due.position, self.position) >= 0:
+                if due.sample in self._gone or self.course.distance(due.position, self.position) < 0:
+                    continue
+                if not self.warm.passes_by():
                     return due
             if not self._refill():
                 return None
@@ -178,22 +201,32 @@ class Lane:
         course = self.course
         room = int(self._limit() - course.distance(self._cursor, self.position))
         # Not for a file at a time: orders are computed in blocks.
-        if room < min(_BLOCK, max(1, int(self._limit()) // 8)):
+        block = course.block
+        if room < min(block, max(1, int(self._limit()) // 8)):
             return False
-        stretch = course.stretch(self._cursor, min(room, _BLOCK))
+        stretch = course.stretch(self._cursor, min(room, block))
         if stretch is None:
             return False
         self._cursor = stretch.after
+        self._add(stretch)
+        return True
+
+    def _begin_at(self, position: Position) -> None:
+        self._cursor = position
+        stretch = self.course.under_way(position)
+        if stretch is not None:
+            self._add(stretch)
+
+    def _add(self, stretch: Stretch) -> None:
         pairs = zip(stretch.places.tolist(), stretch.indices.tolist(), strict=True)
         self._queue.extend(Due(self, index, stretch.epoch, place) for place, index in pairs)
-        return True
 
     def _limit(self) -> float:
         """Samples of all ranks that may be ahead."""
         mine = float(self._bounds.samples if self._known else min(_FIRST, self._bounds.samples))
         if self.mean:
             mine = max(1.0, min(mine, self._bounds.bytes / self.mean))
-        everyone = mine * self.course.world_size / max(1, len(self.course.ranks))
+        everyone = self.course.samples_for(mine)
         # After a whole epoch everything has come by.
         everyone = min(everyone, float(self.course.length(self._cursor.epoch)))
         everyone = max(everyone, float(self.course.global_batch))

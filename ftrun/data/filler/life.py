@@ -7,6 +7,8 @@ import os
 import select
 import signal
 
+from ftrun import background
+
 
 class Life:
     """Waits, and knows when it is over. Main thread.
@@ -27,9 +29,7 @@ class Life:
     def listen(self) -> None:
         """Take SIGTERM as a request to end; a terminal's signals are not meant for this process."""
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_term)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        background.take_sigterm(self._on_term)
 
     @property
     def over(self) -> bool:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from ftrun.data.cache.files import CachedFiles
 from ftrun.data.filler import orders, page
-from ftrun.data.filler.course import Course
+from ftrun.data.filler.course import Course, Way
 from ftrun.data.filler.filler import Filler
 from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.plans import FillPlan, Resume, resumed
+from ftrun.data.filler.shards import ShardCourse
 from ftrun.data.filler.shown import Shown, baseline
 from ftrun.data.filler.urls import MappedUrls
 from ftrun.errors import FtrunError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ftrun.data.filler.life import Life
     from ftrun.data.filler.orders import EpochOrder
     from ftrun.data.filler.places import FillDir
+    from ftrun.data.position import Position
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Loop:
         self._lanes: dict[Path, tuple[FillPlan, Lane]] = {}
         self._files: dict[str, CachedFiles] = {}
         self._paces: dict[Path, _Pace] = {}
+        self._told: dict[Path, tuple[Lane, Position, int | None]] = {}
         self._state: object = None
         self._moved = self._planned = time.monotonic()
         self._show_due = self._plans_due = 0.0
@@ -80,6 +83,10 @@ class Loop:
                 return
             self._life.wait(_LOOK if now - self._moved < _STILL else _IDLE)
 
+    def close(self) -> None:
+        """Leave behind what has been done."""
+        self._show(last=True)
+
     # Plans
 
     def _load(self, now: float) -> None:
@@ -90,16 +97,16 @@ class Loop:
         resume = Resume.read(self._directory.resume)
         found: dict[Path, tuple[FillPlan, Lane]] = {}
         for path in sorted(self._directory.plans.glob("*.json")):
-            plan = FillPlan.read(path)
-            if plan is None:
+            written = FillPlan.read(path)
+            if written is None:
                 continue
-            plan = resumed(plan, resume)
+            plan = resumed(written, resume)
             known = self._lanes.get(path)
             if known is not None and known[0] == plan:
                 found[path] = known
                 continue
             with contextlib.suppress(OSError, ValueError, FtrunError, TypeError, KeyError):
-                found[path] = plan, self._lane(plan, known)
+                found[path] = plan, self._lane(plan, written, known)
                 _log.info("%s, attempt %d: fetching from %s", plan.loader, plan.attempt, plan.position)
         self._lanes = found
         self._look(now)  # before anything is fetched: the ranks may have got further, or be near the end
@@ -115,12 +122,38 @@ class Loop:
                 found.append((path.name, stat.st_ino, stat.st_mtime_ns))
         return found
 
-    def _lane(self, plan: FillPlan, known: tuple[FillPlan, Lane] | None) -> Lane:
+    def _lane(self, plan: FillPlan, written: FillPlan, known: tuple[FillPlan, Lane] | None) -> Lane:
+        """The lane of a plan.
+
+        Args:
+            plan: as the attempt reads that is starting.
+            written: as the last attempt has written it.
+            known: plan and lane until now.
+        """
+        # Until the new ranks say when the run ends, it ends where the old ones have said.
         if known is not None and _is_further(plan, known[0]):
-            return _moved_on(plan, known[1])
-        urls = known[1].urls if known else MappedUrls(self._directory.pool.urls(plan.urls))
-        if plan.recipe.n is not None and plan.recipe.order != "sampler-v1" and len(urls) < plan.recipe.n:
-            raise ValueError(f"{len(urls)} URLs are too few for {plan.recipe.n} samples")
+            self._filler.moved(known[1], plan.position, None)
+            return known[1]
+        lane = self._made(plan, known)
+        before = known[1] if known is not None else self._as_it_was(written, lane)
+        lane.steps_left = before.steps_left_from(plan.position) if before is not None else None
+        return lane
+
+    def _as_it_was(self, written: FillPlan, lane: Lane) -> Lane | None:
+        """The lane of an attempt that is over, as far as its page says where it was."""
+        told = page.read(self._directory.page(written.loader, written.attempt))
+        if told is None:
+            return None
+        was = Lane(written.loader, self._course(written), lane.urls, lane.files, self._bounds, told.position)
+        was.steps_left = told.steps_left
+        return was
+
+    def _made(self, plan: FillPlan, known: tuple[FillPlan, Lane] | None) -> Lane:
+        same = known is not None and known[0].urls == plan.urls
+        urls = known[1].urls if known and same else MappedUrls(self._directory.pool.urls(plan.urls))
+        needed = plan.needed_urls
+        if len(urls) < needed:
+            raise ValueError(f"{len(urls)} URLs are too few where {needed} are needed")
         files = self._cache(plan)
         return Lane(plan.loader, self._course(plan), urls, files, self._bounds_of(files), plan.position)
 
@@ -140,7 +173,10 @@ class Loop:
             self._bounds if limit is None else replace(self._bounds, bytes=min(self._bounds.bytes, max(1, limit // 2)))
         )
 
-    def _course(self, plan: FillPlan) -> Course:
+    def _course(self, plan: FillPlan) -> Way:
+        if plan.shards is not None:
+            return ShardCourse(plan.recipe, plan.shards, plan.world_size, plan.ranks)
+
         @lru_cache(maxsize=4)
         def computed(epoch: int) -> EpochOrder | None:
             return orders.computed(plan.recipe, epoch)
@@ -164,8 +200,9 @@ class Loop:
     def _look(self, now: float) -> None:
         for path, (plan, lane) in self._lanes.items():
             told = page.read(self._directory.page(plan.loader, plan.attempt))
-            if told is None or (told.position, told.steps_left) == (lane.position, lane.steps_left):
+            if told is None or self._told.get(path) == (lane, told.position, told.steps_left):
                 continue
+            self._told[path] = lane, told.position, told.steps_left
             pace = self._paces.setdefault(path, _Pace())
             lane.pace = (
                 pace.measured(lane.course.distance(told.position, lane.position), now) / lane.course.global_batch
@@ -175,10 +212,11 @@ class Loop:
 
     # What others see
 
-    def _show(self) -> None:
+    def _show(self, *, last: bool = False) -> None:
         with contextlib.suppress(OSError):
             shown = self._shown()
             if shown is not None:
+                shown = replace(shown, pid=0, steps_ahead=0.0, waits_for="") if last else shown
                 shown.write(self._directory)
 
     def _shown(self) -> Shown | None:
@@ -220,8 +258,3 @@ class _Pace:
 def _is_further(plan: FillPlan, before: FillPlan) -> bool:
     """Whether it is the same plan, of a later attempt."""
     return replace(plan, attempt=0, position=before.position) == replace(before, attempt=0)
-
-
-def _moved_on(plan: FillPlan, lane: Lane) -> Lane:
-    lane.move(plan.position, None)
-    return lane

@@ -10,10 +10,13 @@ from ftrun.data.filler import orders
 from ftrun.data.filler.course import Course
 from ftrun.data.filler.filler import Filler
 from ftrun.data.filler.lane import Bounds, Lane
-from ftrun.data.filler.urls import files_of
+from ftrun.data.filler.read_files import read_files
+from ftrun.data.filler.shards import ShardCourse
 
 if TYPE_CHECKING:
+    from ftrun.data.filler.course import Way
     from ftrun.data.filler.orders import EpochOrder
+    from ftrun.data.filler.read_files import ReadFiles
     from ftrun.data.position import Position
 
 THREADS = 8
@@ -48,18 +51,23 @@ def own_filler(loader: Any) -> OwnFiller | Idle:
     Args:
         loader: an :class:`ftrun.DataLoader`.
     """
-    found = files_of(loader.dataset)
-    if found is None or orders.must_be_written(loader.recipe):
+    found = read_files(loader)
+    if found is None or (found.shards is None and orders.must_be_written(loader.recipe)):
         return Idle()
-    files, urls = found
-    recipe = loader.recipe
+    files = found.files
+    # Of its own: what the training process has open belongs to its reads.
+    own = type(files).from_spec(files.spec())
+    most = Bounds().bytes if files.limit is None else max(1, files.limit // 2)
+    return OwnFiller(Lane("own", _course(loader, found), found.urls, own, Bounds(_SAMPLES, most), loader.position))
+
+
+def _course(loader: Any, found: ReadFiles) -> Way:
+    recipe, share = loader.recipe, loader.share
+    if found.shards is not None:
+        return ShardCourse(recipe, found.shards, share.world_size, (share.rank,))
 
     @lru_cache(maxsize=4)
     def computed(epoch: int) -> EpochOrder | None:
         return orders.computed(recipe, epoch)
 
-    course = Course(recipe.global_batch, loader.share.world_size, (loader.share.rank,), computed)
-    # Of its own: what the training process has open belongs to its reads.
-    own = type(files).from_spec(files.spec())
-    most = Bounds().bytes if files.limit is None else max(1, files.limit // 2)
-    return OwnFiller(Lane("own", course, urls, own, Bounds(_SAMPLES, most), loader.position))
+    return Course(recipe.global_batch, share.world_size, (share.rank,), computed)

@@ -173,6 +173,16 @@ class FillDir:
         for directory in (self.pool.path, self.pool.path / "urls", self.path.parent, self.path, self.plans):
             directory.mkdir(mode=0o700, exist_ok=True)
 
+    def withdraw(self, loader: str) -> None:
+        """Remove all that was written for one loader.
+
+        Raises:
+            OSError: the disk doesn't let it go.
+        """
+        self.plan(loader).unlink(missing_ok=True)
+        for path in self.plans.glob(f"{short(loader)}.*"):
+            path.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftrun.data.filler.places import read_json
+from ftrun.data.filler.shards import ShardFiles
+from ftrun.data.order import SAMPLER
 from ftrun.data.position import Position, Recipe
 
 if TYPE_CHECKING:
@@ -26,9 +28,10 @@ class FillPlan:
         world_size: ranks that share each global batch.
         ranks: those of this node.
         position: where the attempt began.
-        urls: digest of the list of URLs, by dataset index.
+        urls: digest of the list of URLs: by dataset index, or shard by shard.
         files: what :meth:`ftrun.data.cache.files.CachedFiles.from_spec` takes.
         written: the order is written in files beside the plan.
+        shards: of a dataset in shards; None for one that is read by index.
     """
 
     loader: str
@@ -40,6 +43,14 @@ class FillPlan:
     urls: str
     files: dict[str, Any]
     written: bool = False
+    shards: ShardFiles | None = None
+
+    @property
+    def needed_urls(self) -> int:
+        """How many URLs the list must have at least."""
+        if self.shards is not None:
+            return sum(self.shards.files)
+        return 0 if self.recipe.n is None or self.recipe.order == SAMPLER else self.recipe.n
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -54,7 +65,10 @@ class FillPlan:
         try:
             recipe, position = Recipe(**fields.pop("recipe")), Position(*map(int, fields.pop("position")))
             ranks = tuple(map(int, fields.pop("ranks")))
-            return cls(recipe=recipe, position=position, ranks=ranks, **fields)
+            shards = fields.pop("shards", None)
+            if shards is not None:
+                shards = ShardFiles(*(tuple(map(int, shards[name])) for name in ("files", "lengths")))
+            return cls(recipe=recipe, position=position, ranks=ranks, shards=shards, **fields)
         except (TypeError, ValueError, KeyError):
             return None
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ftrun
+from ftrun import background
 from ftrun.contract import WorkerContract
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class FillerProcess:
         return process.pid if process is not None and process.returncode is None else None
 
     def ensure(self) -> None:
-        """Have a filler that runs. Cheap where there is one; one that died is replaced, after a growing pause."""
+        """Have a filler that runs, where there is a plan. Cheap where it does; one that died is replaced."""
         now = time.monotonic()
         process = self._process
         if process is not None:
@@ -52,14 +50,12 @@ class FillerProcess:
             self._process = None
             self._deaths = 1 if now - self._started > _HEALTHY else self._deaths + 1
             self._not_before = now + min(_LONGEST, _FIRST * 2.0 ** (self._deaths - 1))
-        if now >= self._not_before and self.directory.plans.is_dir():
+        if now >= self._not_before and any(self.directory.plans.glob("*.json")):
             self._started = now
             try:
                 self._process = _spawn(self.directory)
             except OSError:
                 self._not_before = now + _LONGEST
-            else:
-                _give_way_at_the_disk(self._process.pid)
 
     def finish(self) -> None:
         """End it. It holds nothing that would be lost."""
@@ -76,35 +72,10 @@ class FillerProcess:
 
 
 def _spawn(directory: FillDir) -> subprocess.Popen[bytes]:
-    # Without the current directory on its path: a script's neighbours may be named like modules of the library.
-    command = [sys.executable, "-P", "-m", "ftrun.data.filler", str(directory.path), str(os.getpid())]
     # The cache is known, and it is no worker; NumPy needs no threads for what it does there.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment.pop(WorkerContract.VARIABLE, None)
-    home = Path(ftrun.__file__).parent.parent
-    if home.name not in ("site-packages", "dist-packages"):  # those are found, and must not come before the library
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(home)]))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         if directory.log.stat().st_size > _LOG_BYTES:
             directory.log.unlink()
-    log = os.open(directory.log, flags, 0o600)
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-            start_new_session=True,
-        )
-    finally:
-        os.close(log)
-
-
-def _give_way_at_the_disk(pid: int) -> None:
-    """The lowest priority for disks that still gets its turn."""
-    with contextlib.suppress(Exception):  # a courtesy, on whatever system this is
-        import psutil
-
-        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, 7)
+    return background.start("ftrun.data.filler", [str(directory.path), str(os.getpid())], directory.log, environment)

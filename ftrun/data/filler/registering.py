@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import threading
+import weakref
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from ftrun.data.filler import orders
 from ftrun.data.filler.page import Page
 from ftrun.data.filler.places import FillDir, Pointer, Pool, put_json
 from ftrun.data.filler.plans import FillPlan
+from ftrun.data.filler.read_files import read_files
 from ftrun.data.filler.shown import Shown, baseline
-from ftrun.data.filler.urls import files_of, pack, store
+from ftrun.data.filler.urls import pack, store
 from ftrun.data.order import TORCH, order_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ftrun.data.filler.read_files import ReadFiles
     from ftrun.data.filler.urls import Strings
     from ftrun.data.position import Position, Recipe
 
@@ -50,31 +53,47 @@ class Berth:
 class Registered:
     """One loader that is fetched ahead of by the node's filler. Training thread; writing is left to another one.
 
+    Attributes:
+        name: of the loader.
+        directory: the run's.
+
     Args:
         berth: where this rank stands.
         name: of the loader.
         loader: an :class:`ftrun.DataLoader` over files of a cache.
-        files: the cache.
-        urls: by dataset index.
+        found: what it reads.
+        directory: the run's.
+        is_first: no other loader of this process has been registered there.
     """
 
-    def __init__(self, berth: Berth, name: str, loader: Any, files: Any, urls: Strings) -> None:
+    def __init__(
+        self, berth: Berth, name: str, loader: Any, found: ReadFiles, *, directory: FillDir, is_first: bool
+    ) -> None:
         self._berth = berth
-        self._name = name
-        self._loader = loader
-        self._files = files
+        self.name = name
+        # A loader that the script lets go of must be free to go.
+        self._loader = weakref.ref(loader)
+        self._files, self._shards = found.files, found.shards
         self._recipe: Recipe = loader.recipe
-        self._written = orders.must_be_written(self._recipe)
+        self._written = found.shards is None and orders.must_be_written(self._recipe)
         self._position: Position = loader.position
         self._steps_left: int | None = None
         self._page: Page | None = None
         self._orders_of = -1
-        self.directory = Pool.of(files.root).run(berth.run_dir, berth.node)
-        self._make()
+        self._is_withdrawn = False
+        self.directory = directory
+        self._make(is_first)
         # A user's sampler is asked by the training thread, which would ask it a moment later anyway.
         first = self._listed(self._position.epoch) if self._written and self._recipe.order != TORCH else None
-        self._thread = threading.Thread(target=self._register, args=(urls, first), name="ftrun-register", daemon=True)
+        self._thread = threading.Thread(
+            target=self._register, args=(found.urls, first), name="ftrun-register", daemon=True
+        )
         self._thread.start()
+
+    @property
+    def loader(self) -> Any:
+        """The loader; None where the script has let go of it."""
+        return self._loader()
 
     def at(self, position: Position) -> None:
         """The committed position is this now. A few stores in memory."""
@@ -88,6 +107,17 @@ class Registered:
     def expect(self, steps_left: int | None) -> None:
         """The run will make so many more steps with this loader; None where nobody knows."""
         self._steps_left = steps_left
+        if self._page is not None:
+            self._page.write(self._position, steps_left)
+
+    def withdraw(self) -> None:
+        """Nobody will read with this loader any more: nothing is fetched for it from now on. Any thread, any moment."""
+        self._is_withdrawn = True
+        self._remove()
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            self.directory.withdraw(self.name)
 
     def settle(self, seconds: float) -> None:
         """Wait for what is being written."""
@@ -100,9 +130,10 @@ class Registered:
             files.counters(node=True), baseline(self.directory)
         )
 
-    def _make(self) -> None:
+    def _make(self, is_first: bool) -> None:
         pointer = Pointer.of(self._berth.run_dir, self._berth.node)
-        self._is_new = pointer.read() != self.directory
+        # Of several loaders the first writes where the directory is, in its own time.
+        self._is_new = is_first and pointer.read() != self.directory
         with contextlib.suppress(OSError):  # said by what is written next
             if self._is_new:
                 self.directory.remove()  # of an earlier run in a run directory of that name
@@ -113,11 +144,11 @@ class Registered:
     def _register(self, urls: Strings, first: tuple[NDArray[Any], NDArray[Any] | None] | None) -> None:
         try:
             self._write(urls, first)
-        except Exception as error:  # a full disk, options that JSON doesn't know: it is fetched when it is read, then
-            _log.warning("ftrun: loader %r is not fetched ahead of: %s: %s", self._name, type(error).__name__, error)
+        except Exception as error:  # a full disk, options unknown to JSON, whatever a list of URLs raises
+            _log.warning("ftrun: loader %r is not fetched ahead of: %s: %s", self.name, type(error).__name__, error)
 
     def _write(self, urls: Strings, first: tuple[NDArray[Any], NDArray[Any] | None] | None) -> None:
-        berth, directory, name = self._berth, self.directory, self._name
+        berth, directory, name = self._berth, self.directory, self.name
         spec = self._files.spec()
         json.dumps(spec)
         if self._is_new:
@@ -142,14 +173,17 @@ class Registered:
             urls=digest,
             files=spec,
             written=self._written,
+            shards=self._shards,
         )
         put_json(directory.plan(name), plan.to_json())
+        if self._is_withdrawn:  # meanwhile
+            self._remove()
         self._page = page
         page.write(self._position, self._steps_left)
         self._drop_old(directory)
 
     def _drop_old(self, directory: FillDir) -> None:
-        mine = directory.page(self._name, self._berth.attempt)
+        mine = directory.page(self.name, self._berth.attempt)
         for path in directory.plans.glob(f"{mine.name.partition('.')[0]}.*.page"):
             if path != mine:
                 path.unlink(missing_ok=True)
@@ -161,7 +195,7 @@ class Registered:
         recipe = self._recipe
         if recipe.order == TORCH and recipe.n is not None:
             return order_of(recipe, epoch).take(0, recipe.n), None
-        ask = getattr(self._loader, "listed", None)
+        ask = getattr(self.loader, "listed", None)
         found: tuple[NDArray[Any], NDArray[Any] | None] | None = ask(epoch) if ask is not None else None
         return found
 
@@ -170,7 +204,7 @@ class Registered:
         threading.Thread(target=self._try_orders, args=(epoch,), name="ftrun-register", daemon=True).start()
 
     def _try_orders(self, epoch: int) -> None:
-        with contextlib.suppress(Exception):  # a hint that is missing costs time only
+        with contextlib.suppress(Exception):  # whatever a sampler raises: a hint that is missing costs time only
             self._write_orders(epoch)
 
     def _write_orders(self, epoch: int) -> None:
@@ -180,20 +214,38 @@ class Registered:
         for each in epochs:
             listed = self._listed(each)
             if listed is not None:
-                orders.write(self.directory.order(self._name, each), *listed)
-        prefix = self.directory.order(self._name, epoch).name.partition(".")[0]
+                orders.write(self.directory.order(self.name, each), *listed)
+        prefix = self.directory.order(self.name, epoch).name.partition(".")[0]
         for path in self.directory.plans.glob(f"{prefix}.*.*"):
             number = path.name.split(".")[1]
             if path.suffix in (".order", ".ends") and number.isdecimal() and int(number) < epoch:
                 path.unlink(missing_ok=True)
 
 
-def register(berth: Berth, name: str, loader: Any) -> Registered | None:
-    """Have a loader fetched ahead of; None for data that lies in no cache, or that has no order."""
-    found = files_of(loader.dataset)
-    if found is None or getattr(loader, "recipe", None) is None:
+def register(berth: Berth, name: str, loader: Any, beside: Registered | None = None) -> Registered | None:
+    """Have a loader fetched ahead of; None for data that lies in no cache, or whose order nobody knows.
+
+    Args:
+        berth: where this rank stands.
+        name: of the loader.
+        loader: an :class:`ftrun.DataLoader`.
+        beside: the first loader that this process has registered.
+
+    Raises:
+        UsageError: what its dataset says of its shards can't be.
+    """
+    found = read_files(loader)
+    if found is None:
         return None
-    return Registered(berth, name, loader, *found)
+    directory = Pool.of(found.files.root).run(berth.run_dir, berth.node)
+    if beside is not None and beside.directory != directory:
+        _log.warning(
+            "ftrun: loader %r is not fetched ahead of: its cache, %s, is another one than that of loader %r, and a run "
+            "has one filler on a node; give both one CachedFiles.",
+            name, found.files.root, beside.name,
+        )  # fmt: skip
+        return None
+    return Registered(berth, name, loader, found, directory=directory, is_first=beside is None)
 
 
 def finish(berth: Berth, directory: FillDir, last: Shown) -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ftrun import events
 from ftrun.data.cache.records import Counters
 from ftrun.data.filler.places import FillDir, Pointer, read_json
 
@@ -20,7 +21,7 @@ class Shown:
     """How a node's cache is doing for one run. Counters are those of the node since the run began.
 
     Attributes:
-        root: of the cache.
+        root: of the cache; empty where only the counters are known.
         limit: bytes that it may take, or None.
         used: bytes that it takes; -1 where nobody has looked.
         hits: reads of files that were there.
@@ -63,6 +64,33 @@ class Shown:
         """With the node's counters, less what they were when the run began."""
         names = ("hits", "misses", "bytes", "bypasses", "waits", "wait_seconds")
         return replace(self, **{name: max(0, getattr(now, name) - getattr(before, name)) for name in names})
+
+    def event(self) -> events.DataRead:
+        """What a run's events keep of it."""
+        return events.DataRead(
+            hits=self.hits,
+            misses=self.misses,
+            bytes=self.bytes,
+            bypasses=self.bypasses,
+            waits=self.waits,
+            wait_seconds=self.wait_seconds,
+            ahead=int(self.steps_ahead),
+            errors=self.errors,
+        )
+
+    @classmethod
+    def of_event(cls, told: events.DataRead) -> Shown:
+        """Back from an event, for a run whose cache is gone, or on another machine."""
+        return cls(
+            root="",
+            hits=told.hits,
+            misses=told.misses,
+            bytes=told.bytes,
+            bypasses=told.bypasses,
+            waits=told.waits,
+            wait_seconds=told.wait_seconds,
+            errors=told.errors,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""

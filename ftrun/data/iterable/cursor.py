@@ -152,6 +152,8 @@ class Cursor:
                 continue
             self._empty = 0
             self.sample += 1
+            if self._may_hint:
+                self._hint()
             return sample
 
     def _ended(self, reading: Reading) -> None:
@@ -175,7 +177,16 @@ class Cursor:
         self._reading = self._opened()
         self._go_to(self._reading.stop.first)
 
+    def _hint(self) -> None:
+        """Once this shard's first sample is there, what is read after it may come: before, it would be in the way."""
+        self._may_hint = False
+        following = self._lanes.stop(self._lane, self.turn + 1).shard
+        if following != self._reading.stop.shard:
+            self._shards.expect(following)
+
     def _opened(self) -> Reading:
+        # Where lengths are known the filler knows, too, when which shard is read.
+        self._may_hint = self._shards.lengths is None
         return Reading(self._shards, self._lanes.stop(self._lane, self.turn), self._draws)
 
     def _go_to(self, number: int) -> None:

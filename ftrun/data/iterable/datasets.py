@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ftrun.data.iterable import huggingface, webdataset
+from ftrun.data.words import whole
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ class Shards(Protocol):
         """
         ...
 
+    def expect(self, shard: int) -> None:
+        """A shard will be opened soon, in this process: a hint. Returns at once."""
+        ...
+
 
 def can_seek(piece: Any) -> bool:
     """Whether ``seek(number)`` puts a piece before a sample, at no cost that grows with the number."""
@@ -86,8 +91,12 @@ def shards_of(dataset: Any, world_size: int, virtual_shards: int | None) -> Shar
     Raises:
         UsageError: it can't be cut so, or could never be resumed; says what to do.
     """
-    if virtual_shards is not None and virtual_shards < 1:
-        raise UsageError(f"virtual_shards={virtual_shards}: a dataset has at least one shard")
+    if isinstance(dataset, set | frozenset):
+        raise UsageError(
+            "a set has an order of its own in each process, so no position in it can be found again: sort it"
+        )
+    if virtual_shards is not None:
+        virtual_shards = whole("virtual_shards", virtual_shards, 1, "a dataset has at least one shard")
     if huggingface.is_one(dataset):
         most = huggingface.num_shards(dataset)
         count = virtual_shards or most
@@ -136,6 +145,12 @@ class ByNumber:
             set_epoch(epoch)
         return piece
 
+    def expect(self, shard: int) -> None:
+        """See :meth:`Shards.expect`: where the dataset says which files it has, and through which cache."""
+        files, ask = getattr(self.dataset, "files", None), getattr(self.dataset, "shard_urls", None)
+        if files is not None and callable(ask) and hasattr(files, "prefetch"):
+            files.prefetch(ask(self.count)[shard])
+
     def _cut(self, shard: int) -> Any:
         made = (
             self.dataset.shard(num_shards=self.count, index=shard)
@@ -183,6 +198,9 @@ class Whole:
         piece: Piece = self.dataset
         return piece
 
+    def expect(self, shard: int) -> None:
+        """See :meth:`Shards.expect`: it is the only one."""
+
 
 def iter_is_self(made: Any) -> bool:
     """Whether something is used up by one reading: an iterator, such as a generator."""
@@ -190,13 +208,13 @@ def iter_is_self(made: Any) -> bool:
 
 
 def _checked(lengths: Sequence[int], count: int, dataset: str) -> NDArray[np.int64]:
-    found = np.asarray(lengths, dtype=np.int64)
-    if found.shape != (count,) or (found < 0).any():
+    found = np.asarray(lengths)
+    if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer) or (found < 0).any():
         raise UsageError(
-            f"{dataset} says the lengths of {found.size} shards, and has {count}: return one whole number from 0 for "
-            "each shard, or leave the lengths out"
+            f"{dataset} says that its {count} shards are of the lengths {str(lengths)[:80]}: return one whole number "
+            "from 0 for each shard, or leave the lengths out"
         )
-    return found
+    return found.astype(np.int64)
 
 
 def _digest(lengths: NDArray[np.int64] | None) -> str:

@@ -92,9 +92,10 @@ def fitting(global_batch: int, world_size: int, shards: int, *, lengths_known: b
 
 
 def _free(global_batch: int, shards: int) -> Layout:
-    # Of few shards as many for ranks as for workers; of many, eight groups.
+    # Of few shards as many for ranks as for workers; of many, eight groups. An even number, if there is one, since
+    # there are mostly two ranks or a multiple.
     most = max(math.isqrt(shards), shards // _GROUPS[0])
-    width = max(each for each in _divisors(global_batch) if each <= most)
+    width = max((each for each in _divisors(global_batch) if each <= most), key=lambda each: (each % 2 == 0, each))
     return Layout(next(each for each in _GROUPS if each * width <= shards), width)
 
 

@@ -11,6 +11,7 @@ from ftrun.data.iterable.lanes import Plan, lanes
 from ftrun.data.iterable.layout import fitting, parts
 from ftrun.data.iterable.marks import VERSION, Book
 from ftrun.data.iterable.skipping import Skip, forecast
+from ftrun.data.words import whole
 from ftrun.errors import StateMismatch, UsageError
 
 if TYPE_CHECKING:
@@ -72,15 +73,15 @@ class ShardSource:
         self._num_workers = 0
         self._rate: float | None = None
         self._committed, self._yielded = Book(), Book()
-        self._fetchers: dict[Any, ShardFetcher] = {}
+        self._fetcher: tuple[Any, ShardFetcher] | None = None
         self._said = False
 
     def _length(self, epoch_samples: int | None) -> int | None:
         lengths = self.shards.lengths
         if lengths is None:
-            if epoch_samples is not None and epoch_samples < 1:
-                raise UsageError(f"epoch_samples={epoch_samples}: an epoch has at least one sample")
-            return epoch_samples
+            if epoch_samples is None:
+                return None
+            return whole("epoch_samples", epoch_samples, 1, "an epoch has at least one sample")
         if epoch_samples is not None:
             raise UsageError(
                 f"epoch_samples={epoch_samples}: this dataset knows the lengths of its shards, {int(lengths.sum())} "
@@ -105,6 +106,11 @@ class ShardSource:
             raise UsageError(
                 f"order={order!r} needs a dataset with __len__ and __getitem__, and {type(self.dataset).__name__} is "
                 "read in order: leave it out; shuffle=True gives shards another order in each epoch"
+            )
+        if self.shards.one_for_each_rank and SHUFFLED in (order, SHUFFLED if shuffle else None):
+            raise UsageError(
+                f"shuffle=True gives shards another order, and {type(self.dataset).__name__} has none: leave it out "
+                "and shuffle in the dataset, or give it a method shard(index, count)"
             )
         return order or (SHUFFLED if shuffle else IN_ORDER)
 
@@ -209,11 +215,12 @@ class ShardSource:
         from ftrun.data.iterable.fetcher import ShardFetcher
 
         key = (collate, seed, sample_seeds)
-        if key not in self._fetchers:
-            self._fetchers[key] = ShardFetcher(
+        if self._fetcher is None or self._fetcher[0] != key:
+            made = ShardFetcher(
                 self.dataset, self.shards, collate, seed=seed, sample_seeds=sample_seeds, can_seek=self._can_seek
             )
-        return self._fetchers[key]
+            self._fetcher = key, made
+        return self._fetcher[1]
 
     def opened(self, arrived: Envelope) -> Any:
         """A batch out of its envelope, whose notes count when the batch is committed."""

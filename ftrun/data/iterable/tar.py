@@ -68,6 +68,15 @@ class TarShards:
         self.num_shards = len(self._tars)
 
     @property
+    def files(self) -> CachedFiles | None:
+        """The cache; None where files are read in place."""
+        return self._files.cache
+
+    def shard_urls(self, count: int) -> list[list[str]]:
+        """The files of each shard, in the order in which they are read."""
+        return [self._tars[index::count] for index in range(count)]
+
+    @property
     def fingerprint(self) -> str:
         """A digest of the names."""
         return hashlib.blake2b("\n".join(self._tars).encode(), digest_size=8).hexdigest()
@@ -159,23 +168,23 @@ class _Files:
     """Files and their indexes, here or fetched; the indexes used last are kept."""
 
     def __init__(self, cache: CachedFiles | None) -> None:
-        self._cache = cache
+        self.cache = cache
         self._indexes: OrderedDict[str, tar_index.TarIndex] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_cache": self._cache, "_indexes": OrderedDict()}
+        return {"cache": self.cache, "_indexes": OrderedDict()}
 
     @contextlib.contextmanager
     def local(self, name: str) -> Iterator[Path]:
-        if self._cache is None:
+        if self.cache is None:
             yield Path(name)
         else:
-            with self._cache.open(name) as path:
+            with self.cache.open(name) as path:
                 yield path
 
     def expect(self, names: list[str]) -> None:
-        if self._cache is not None:
-            self._cache.prefetch(names)
+        if self.cache is not None:
+            self.cache.prefetch(names)
 
     def index(self, tar: str, path: Path) -> tar_index.TarIndex:
         size = path.stat().st_size

@@ -40,7 +40,7 @@ def main() -> None:
 
 def _loader(method: str, options: argparse.Namespace) -> Any:
     table: Any = loaders.table(options.samples)
-    dataset = loaders.Slow(table, options.seconds) if options.seconds else table
+    dataset = loaders.Slow(table, options.seconds) if options.seconds else loaders.Rows(table)
     return loaders.build(method, loaders.Wish(dataset, options.batch, Path(options.out), options.seconds))
 
 

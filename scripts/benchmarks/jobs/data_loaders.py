@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -37,8 +39,8 @@ class Slow(Dataset[Any]):
         return self._dataset[index]
 
 
-class Drawing(Dataset[Any]):
-    """A dataset of the user's own class."""
+class Rows(Dataset[Any]):
+    """A dataset of the user's own class, of which no loader knows anything."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -48,6 +50,22 @@ class Drawing(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._dataset[index]
+
+
+class Noisy(Rows):
+    """Its samples draw from one of the global generators."""
+
+    def __getitem__(self, index: int) -> Any:
+        (row,) = self._dataset[index]
+        return (row + torch.rand(()),)
+
+
+class Augmented(Rows):
+    """Its samples draw from all three."""
+
+    def __getitem__(self, index: int) -> Any:
+        (row,) = self._dataset[index]
+        return (row + (random.random() + np.random.rand() + torch.rand(())),)
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,11 @@ def _torch(wish: Wish) -> Iterable[Any]:
     return DataLoader(wish.dataset, batch_size=wish.batch, drop_last=True, **wish.common)
 
 
+def _over(kind: type[Rows], build: Callable[[Wish], Iterable[Any]]) -> Callable[[Wish], Iterable[Any]]:
+    """The same loader over samples of another kind."""
+    return lambda wish: build(replace(wish, dataset=kind(wish.dataset)))
+
+
 def _stateful(wish: Wish) -> Iterable[Any]:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -98,13 +121,8 @@ def _ftrun(wish: Wish, **options: Any) -> Iterable[Any]:
     return Ours(wish.dataset, global_batch=wish.batch, seed=SEED, **wish.common, **options)
 
 
-def _ftrun_drawing(wish: Wish) -> Iterable[Any]:
-    """With a dataset that may draw random numbers, for all that ftrun knows, so that they are settled each time."""
-    return _ftrun(replace(wish, dataset=Drawing(wish.dataset)))
-
-
 def _ftrun_unseeded(wish: Wish) -> Iterable[Any]:
-    return _ftrun(replace(wish, dataset=Drawing(wish.dataset)), sample_seeds=False)
+    return _ftrun(wish, sample_seeds=False)
 
 
 def _streaming(wish: Wish) -> Iterable[Any]:
@@ -129,7 +147,10 @@ _BUILDERS: dict[str, Callable[[Wish], Iterable[Any]]] = {
     "torch": _torch,
     "StatefulDataLoader": _stateful,
     "ftrun": _ftrun,
-    "ftrun, drawing": _ftrun_drawing,
+    "torch, drawing from one": _over(Noisy, _torch),
+    "ftrun, drawing from one": _over(Noisy, _ftrun),
+    "torch, drawing from three": _over(Augmented, _torch),
+    "ftrun, drawing from three": _over(Augmented, _ftrun),
     "ftrun, no sample seeds": _ftrun_unseeded,
     "streaming": _streaming,
     "litdata": _litdata,
