@@ -410,6 +410,7 @@ def test_ranks_that_differ_are_not_committed(
     assert not outcome.committed
     assert reason in outcome.reason
     assert outcome.differ == (("w",) if words[0].groups else ())
+    assert outcome.final == (not words[0].groups), "ranks at different positions stay there"
     assert reason in second.outcome(A).reason
     assert first.committed() == []
 

@@ -235,7 +235,7 @@ def test_the_local_tier_keeps_the_last_two_commits_and_nothing_foreign(nodes: Ma
         attempt = name_of(1, step)
         node.seal(attempt, run_id="other" if tier is foreign else RUN)
         work = works([(node.tier.slots(0)[0], node.tier.slots(0)[0].read_seal())])[attempt]  # type: ignore[list-item]
-        files = {file: FileRecord(1, 0, (0,)) for file in work.paths}
+        files = {file: FileRecord(1, 0, (0,)) for file in work.sealed}
         for file in files:
             tier.storage.write(f"{attempt}/{file}", b"x")
         tier.record(type(work)(work.name, work.seals, files=files))

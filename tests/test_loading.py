@@ -190,12 +190,11 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, bytes]]
     os.close(descriptor)
 
 
-def chunk_of(content: bytes, number: int, *, known: bool = True, changed: int = 0) -> Chunk:
+def chunk_of(content: bytes, number: int, *, changed: int = 0) -> Chunk:
     crc = crc32c(content[number * CHUNK : (number + 1) * CHUNK]) ^ changed
-    return Chunk("file", len(content), number, crc if known else None)
+    return Chunk("file", len(content), number, crc)
 
 
-@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize(
     "ranges",
@@ -211,11 +210,9 @@ def chunk_of(content: bytes, number: int, *, known: bool = True, changed: int = 
         [(CHUNK + each, CHUNK + each + 30) for each in range(0, 3_000, 20)],
     ],
 )
-def test_every_use_gets_its_bytes(
-    big: tuple[int, bytes], ranges: list[tuple[int, int]], number: int, *, known: bool
-) -> None:
+def test_every_use_gets_its_bytes(big: tuple[int, bytes], ranges: list[tuple[int, int]], number: int) -> None:
     descriptor, content = big
-    chunk = chunk_of(content, number, known=known)
+    chunk = chunk_of(content, number)
     mine = [(a, b) for a, b in ranges if a < chunk.stop and b > chunk.start]
     taken = [Taken(*each) for each in mine]
     memory = [bytearray(b - a) for a, b in mine]

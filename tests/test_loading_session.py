@@ -118,7 +118,7 @@ def test_everything_tracked_comes_back_on_any_number_of_ranks(root: Root, world_
         assert back.checkpoint is not None
         assert (back.step, back.checkpoint.extra, back.checkpoint.reason) == (20, {"note": rank}, "user")
         for name, each in job.objects.items():
-            back.give(name, each, job.objects)
+            back.give_all({name: each}, job.objects)
         assert equal(job, saved)
         assert places == {key: each.data_ptr() for key, each in job.model.state_dict().items()}
         assert back.all_claimed
@@ -138,9 +138,9 @@ def test_an_optimizer_that_is_tracked_before_its_model_comes_back(root: Root) ->
     commit(root, written(1, value(saved), replicated(1)))
     job = Job(2)
     back = restoration(root)
-    back.give("optimizer", job.optimizer, {"optimizer": job.optimizer})
-    back.give("schedule", job.schedule)
-    back.give("model", job.model)
+    back.give_all({"optimizer": job.optimizer}, {"optimizer": job.optimizer})
+    back.give_all({"schedule": job.schedule}, {})
+    back.give_all({"model": job.model}, {})
     assert equal(job, saved)
 
 
@@ -224,7 +224,7 @@ def test_a_fresh_start_gives_nothing(root: Root) -> None:
     job, before = Job(2, steps=1), Job(2, steps=1)
     back = restoration(root, resume=None)
     for name, each in job.objects.items():
-        back.give(name, each, job.objects)
+        back.give_all({name: each}, job.objects)
     back.settle_optimizers(job.objects)
     back.give_rest(PendingGradients(), set(job.objects))
     back.tell()
@@ -256,7 +256,7 @@ def test_another_model_is_refused_and_left_as_it_is(root: Root, make: Any, messa
     model = make()
     before = snapshot(model)
     with pytest.raises(StateMismatch, match=f"tracked 'model' doesn't fit checkpoint {NAME}") as refused:
-        restoration(root).give("model", model)
+        restoration(root).give_all({"model": model}, {})
     assert all(message in str(refused.value) for message in messages), refused.value
     assert all(torch.equal(before[key], each) for key, each in model.state_dict().items())
 
@@ -267,11 +267,11 @@ def test_another_optimizer_is_refused_and_left_as_it_is(root: Root) -> None:
     job = Job(2, steps=1)
     other = torch.optim.SGD(job.model.parameters(), lr=0.5, momentum=0.9)
     with pytest.raises(StateMismatch, match="another optimizer: options"):
-        restoration(root).give("optimizer", other, {"model": job.model, "optimizer": other})
+        restoration(root).give_all({"optimizer": other}, {"model": job.model, "optimizer": other})
     assert other.param_groups[0]["lr"] == 0.5
     fewer = torch.optim.Adam(list(job.model.parameters())[1:])
     with pytest.raises(StateMismatch, match=r"0\.weight: only in the checkpoint's optimizer"):
-        restoration(root).give("optimizer", fewer, {"model": job.model, "optimizer": fewer})
+        restoration(root).give_all({"optimizer": fewer}, {"model": job.model, "optimizer": fewer})
     assert not fewer.state
 
 
@@ -279,7 +279,7 @@ def test_names_that_the_checkpoint_lacks_or_the_script_forgets(root: Root) -> No
     commit(root, written(1, value(Job(1)), replicated(1)))
     back = restoration(root)
     with pytest.raises(StateMismatch, match="holds no 'ema'; it holds model, optimizer, schedule"):
-        back.give("ema", nn.Linear(1, 1))
+        back.give_all({"ema": nn.Linear(1, 1)}, {})
     with pytest.raises(StateMismatch, match=r"holds no position of a loader 'data'; it holds none"):
         back.give_loader("data", None)  # type: ignore[arg-type]
     with pytest.raises(StateMismatch, match="holds model, optimizer, schedule, which this script doesn't track"):
@@ -295,7 +295,7 @@ def test_a_damaged_checkpoint_is_marked_and_not_chosen_again(root: Root) -> None
     flip(path_of(root, rank_shard(0)), 1000)
     it = Plain()
     with pytest.raises(CorruptCheckpoint, match="chunk 0"):
-        restoration(root).give("it", it)
+        restoration(root).give_all({"it": it}, {})
     assert it.state is None
     info = reader.inspect(root, NAME)
     assert info.status == "bad"
@@ -328,7 +328,7 @@ def test_other_objects_get_plain_tensors(root: Root) -> None:
     commit(root, written(2, lambda rank: {"tracked": {"it": state}}, replicated(2)))
     it = Plain()
     assert isinstance(it, Stateful)
-    restoration(root).give("it", it)
+    restoration(root).give_all({"it": it}, {})
     assert torch.equal(it.state["average"], state["average"])
     assert torch.equal(it.state["pair"][0], torch.ones(2))
     assert (it.state["count"], it.state["pair"][1]) == (7, None)
@@ -365,7 +365,7 @@ def test_pending_gradients_come_back_on_as_many_ranks(root: Root) -> None:
     pending.watch("optimizer", job.optimizer)
     back = restoration(root, 1, 2)
     for name, each in job.objects.items():
-        back.give(name, each, job.objects)
+        back.give_all({name: each}, job.objects)
     back.give_rest(pending, set(job.objects))
     assert job.model[0].weight.grad is not None
     assert torch.equal(job.model[0].weight.grad, gradient)
@@ -381,7 +381,7 @@ def test_an_optimizer_whose_parameters_were_cast_afterwards_is_settled(root: Roo
     job = Job(2)
     back = restoration(root)
     for name, each in job.objects.items():
-        back.give(name, each, job.objects)
+        back.give_all({name: each}, job.objects)
     job.model.double()
     back.settle_optimizers(job.objects)
     moments = job.optimizer.state[job.model[0].weight]["exp_avg"]
@@ -393,7 +393,7 @@ def test_a_model_in_another_type_and_layout_takes_its_values(root: Root) -> None
     saved = nn.Conv2d(3, 4, 3)
     commit(root, written(2, lambda rank: {"tracked": {"model": saved.state_dict()}}, replicated(2)))
     model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last).half()
-    restoration(root).give("model", model)
+    restoration(root).give_all({"model": model}, {})
     assert torch.equal(model.weight, saved.weight.half())
     assert model.weight.is_contiguous(memory_format=torch.channels_last)
 
@@ -402,7 +402,7 @@ def test_a_part_that_is_compiled_now_gets_its_state(root: Root) -> None:
     saved = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     commit(root, written(1, lambda rank: {"tracked": {"model": saved.state_dict()}}, replicated(1)))
     model = nn.Sequential(torch.compile(nn.Linear(2, 3)), nn.Linear(3, 1))
-    restoration(root).give("model", model)
+    restoration(root).give_all({"model": model}, {})
     assert torch.equal(model[0]._orig_mod.weight, saved[0].weight)
     assert torch.equal(model[1].weight, saved[1].weight)
 
@@ -432,7 +432,7 @@ def test_stages_of_a_pipeline_that_are_dealt_out_anew(root: Root) -> None:
         objects = {"model": module, "optimizer": optimizer}
         back = restoration(root, rank, 3)
         for name, each in objects.items():
-            back.give(name, each, objects)
+            back.give_all({name: each}, objects)
         for number in numbers:
             assert torch.equal(module[number].weight, layers[number].weight)
             buffer = optimizer.state[module[number].weight]["momentum_buffer"]
@@ -447,7 +447,7 @@ def test_a_sealed_snapshot_is_given_out_like_a_commit(root: Root, tmp_path: Path
     assert back.checkpoint is not None
     assert (back.step, back.checkpoint.reason) == (20, "interval")
     for name, each in job.objects.items():
-        back.give(name, each, job.objects)
+        back.give_all({name: each}, job.objects)
     assert equal(job, saved)
     with pytest.raises(CheckpointError, match="isn't committed either"):
         restoration(root, 0, 1, tier=str(tmp_path / "elsewhere"), resume_sealed=True)

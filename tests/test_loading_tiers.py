@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from conftest import eventually
-from loading_kit import NAME, Written, commit, flip, path_of, replicated, seal, written
+from loading_kit import NAME, Written, commit, flip, in_rows, path_of, replicated, seal, written
 
 from ftrun.checkpoint import manifest
-from ftrun.checkpoint.checksums import CHUNK
+from ftrun.checkpoint.checksums import CHUNK, record_of
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root, rank_json, rank_shard
 from ftrun.checkpoint.loading import files as loading_files
 from ftrun.checkpoint.loading.chunks import Chunk, Damaged
@@ -26,12 +26,13 @@ from ftrun.checkpoint.loading.node_cache import NodeCache, roomy
 from ftrun.checkpoint.loading.sealed import SealedPoint, choose, newest_sealed
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.memory.tier import Tier
-from ftrun.errors import CheckpointError, CorruptCheckpoint
+from ftrun.errors import CheckpointError, CorruptCheckpoint, LostSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 WEIGHTS = torch.arange(300_000.0)
+FILES = {"payload": rank_shard(1), "record": rank_json(1)}
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +144,7 @@ def test_snapshots_whose_files_are_not_whole_are_left_alone(
         {"node_ranks": (0, "x")},
         {"total": 5},
         {"files": {}},
-        {"files": {"../r00001.json": ("x", 1), "r00001.json": ("x", 1)}},
+        {"files": {"../r00001.json": ("x", record_of(b"x")), "r00001.json": ("x", record_of(b"x"))}},
     ],
     ids=str,
 )
@@ -183,11 +184,8 @@ def test_a_slot_that_is_filled_anew_while_it_is_read_is_noticed(root: Root, tier
     state = open_stored(root, NAME, 0, 1, tier=tier, sealed=True)
     outline = state.outline("tracked", "it")
     refill(tier)
-    with pytest.raises(
-        CheckpointError, match=r"memory can't be used.*replaced by a later.*isn't committed either"
-    ) as e:
+    with pytest.raises(LostSnapshot, match=r"memory can't be used.*replaced by a later.*isn't committed either"):
         state.fill(outline)
-    assert not isinstance(e.value, CorruptCheckpoint)
 
 
 def test_a_snapshot_that_was_committed_meanwhile_is_read_from_there(root: Root, tier: Tier) -> None:
@@ -201,20 +199,67 @@ def test_a_snapshot_that_was_committed_meanwhile_is_read_from_there(root: Root, 
 
 
 def test_a_snapshot_that_is_gone_is_read_from_its_commit(root: Root, tier: Tier) -> None:
-    with pytest.raises(CheckpointError, match="not all of its ranks have sealed it"):
+    with pytest.raises(LostSnapshot, match="not all of its ranks have sealed it"):
         open_stored(root, NAME, 0, 1, tier=tier, sealed=True)
     commit(root, made())
     seal(tier, made(), ranks=[0])
     assert torch.equal(read(root, tier=tier, sealed=True)[0], WEIGHTS)
 
 
-def test_a_damaged_record_in_memory_is_noticed_without_a_manifest(root: Root, tier: Tier) -> None:
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def at_the_start(path: Path) -> None:
+    flip(path, 0)
+
+
+@pytest.mark.parametrize("damage", [zeroed, flip, at_the_start, shorter, longer, lost])
+@pytest.mark.parametrize("part", ["payload", "record"])
+def test_damage_in_memory_is_noticed_without_a_manifest(
+    root: Root, tier: Tier, damage: Callable[[Path], None], part: str
+) -> None:
     seal(tier, made())
-    flip(tier.slots(1)[0].record, 100)
-    with pytest.raises(CorruptCheckpoint, match=r"r00001\.json differs from its own checksum.* isn't committed"):
-        read(root, tier=tier, sealed=True)
+    damage(getattr(tier.slots(1)[0], part))
+    for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+        with pytest.raises(CorruptCheckpoint, match=f"{FILES[part]} .* in this node's memory, and it isn't committed"):
+            read(root, rank, world_size, tier=tier, sealed=True)
     commit(root, made())
     assert torch.equal(read(root, tier=tier, sealed=True)[0], WEIGHTS)
+
+
+def test_damage_in_one_ranks_memory_is_noticed_by_that_rank_where_each_reads_its_own(root: Root, tier: Tier) -> None:
+    state = {"w": WEIGHTS}
+    seal(tier, written(2, lambda rank: {"tracked": {"it": state}, "extra": {"own": WEIGHTS + rank}}, in_rows(2)))
+    zeroed(tier.slots(1)[0].payload)
+    mine = open_stored(root, NAME, 0, 2, tier=tier, sealed=True)
+    assert torch.equal(mine.value("extra", "own"), WEIGHTS)
+    other = open_stored(root, NAME, 1, 2, tier=tier, sealed=True)
+    with pytest.raises(CorruptCheckpoint, match=r"chunk 0 .* fails its checksum"):
+        other.value("extra", "own")
+
+
+@pytest.mark.parametrize("damage", [flip, lost])
+def test_a_whole_local_copy_stands_in_for_damaged_memory(
+    root: Root, tier: Tier, local: Path, damage: Callable[[Path], None]
+) -> None:
+    seal(tier, made())
+    copies = keep(local, made())
+    damage(tier.slots(1)[0].payload)
+    tensor, notes = read(root, tier=tier, local=local, sealed=True)
+    assert torch.equal(tensor, WEIGHTS)
+    assert [f"{rank_shard(1)} in memory" in note for note in notes] == [True]
+    flip(copies / rank_shard(1))
+    with pytest.raises(CorruptCheckpoint, match=f"{rank_shard(1)} .* in this node's memory"):
+        read(root, tier=tier, local=local, sealed=True)
+
+
+def test_a_sealed_record_that_can_not_be_read_back_is_an_error(root: Root, tier: Tier) -> None:
+    snapshot = made()
+    snapshot.files[rank_json(1)] = b"{}"
+    seal(tier, snapshot)
+    with pytest.raises(CorruptCheckpoint, match=r"r00001\.json is torn"):
+        read(root, tier=tier, sealed=True)
 
 
 # --- a commit of which nearer tiers hold copies ----------------------------------------------------------------
@@ -240,9 +285,6 @@ def test_what_another_snapshot_or_checkpoint_left_is_no_copy(root: Root, tier: T
     tensor, notes = read(root, tier=tier, local=local)
     assert torch.equal(tensor, WEIGHTS)
     assert notes == ()
-
-
-FILES = {"payload": rank_shard(1), "record": rank_json(1)}
 
 
 @pytest.mark.parametrize("part", ["payload", "record"])

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftrun.checkpoint.memory import files
+from ftrun.checkpoint.memory.arena import Arena
 from ftrun.checkpoint.memory.outcomes import Outcome, Outcomes
 from ftrun.checkpoint.memory.tier import Slot, Tier
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from conftest import Runner
 
@@ -52,6 +53,66 @@ def full(tmp_path: Path) -> Iterator[Path]:
 
 def below(directory: Path) -> list[str]:
     return sorted(each.name for each in directory.rglob("*") if not each.is_dir())
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+    (path / "inside").write_text("kept")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+OBSTACLES = [(directory, "a directory"), (pipe, "a named pipe")]
+
+
+@pytest.mark.parametrize(("obstacle", "said"), OBSTACLES)
+def test_what_is_no_file_is_not_waited_for_and_moved_aside(
+    tmp_path: Path, obstacle: Callable[[Path], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "0.seal"
+    obstacle(path)
+    with pytest.raises(OSError, match="no regular file"):
+        files.read(path)
+    files.put(path, b"first")
+    assert files.read(path) == b"first"
+    assert f"{path} is {said}, which ftrun never puts there" in caplog.text
+    path.unlink()
+    obstacle(path)
+    files.remove(path)
+    assert not path.exists()
+    aside = list(tmp_path.glob(".0.seal.*.foreign"))
+    assert len(aside) == 2
+    assert all((each / "inside").read_text() == "kept" for each in aside if obstacle is directory)
+
+
+def test_what_a_link_in_a_payloads_place_leads_to_is_left_alone(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    tier = Tier(tmp_path / "tier")
+    slot = tier.slots(0)[0]
+    slot.directory.mkdir(parents=True)
+    slot.payload.symlink_to(mine)
+    arena = Arena(tier, 0, tmp_path / "fallback")
+    memory = arena.memory(slot, 100)
+    assert memory.path == slot.payload
+    arena.close()
+    assert slot.payload.stat().st_size == 100
+    slot.payload.unlink()
+    slot.payload.symlink_to(mine)
+    tier.remove()
+    assert mine.read_text() == "precious"
+
+
+def test_outcomes_are_said_whatever_is_in_the_way(tmp_path: Path) -> None:
+    tier = Tier(tmp_path / "tier")
+    tier.create()
+    tier.outcomes.rmdir()
+    tier.outcomes.write_text("in the way")
+    outcome = Outcome("e00000001-s0000000010-00000000", 10, committed=True, reason="", seconds=1.0, size=5)
+    Outcomes(tier).put(outcome)
+    assert Outcomes(tier).poll() == [outcome]
 
 
 def test_what_finds_no_room_lies_elsewhere(full: Path, spare: Path) -> None:

@@ -232,3 +232,18 @@ def test_a_slot_knows_its_files(tmp_path: Path) -> None:
     assert slot.is_marked(slot.drained, "e1")
     assert not slot.is_marked(slot.drained, "e2")
     assert not slot.is_marked(slot.draining, "e1")
+
+
+def test_a_seal_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    tier = Tier(tmp_path / "tier")
+    tier.create()
+    assert tier.damaged() == []
+    first, second = tier.slots(0)
+    first.directory.mkdir()
+    first.seal.write_bytes(b'{"attempt":1,\n"crc":"00000000"}\n')
+    second.seal.mkdir()
+    assert tier.damaged() == [
+        (first, "differs from its own checksum (crc)"),
+        (second, "can't be read: it is no regular file"),
+    ]
+    assert tier.sealed() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from session_kit import alike
 
 from ftrun.checkpoint import state
 from ftrun.checkpoint.plan.encoding import Encoding
-from ftrun.checkpoint.staging.bulk import Words
+from ftrun.checkpoint.plan.planner import Planner
+from ftrun.checkpoint.record_text import RecordText
+from ftrun.checkpoint.records import RankRecord, TensorEntry
+from ftrun.checkpoint.staging.runs import Words
 from ftrun.errors import NotStorable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 
 def fresh() -> dict[str, Any]:
@@ -28,7 +32,11 @@ def fresh() -> dict[str, Any]:
     return {
         "tracked": {"model": model, "optimizer": {"state": slots, "param_groups": groups}},
         "random": {"numpy": np.arange(8, dtype=np.int32), "python": (3, tuple(range(20)))},
-        "extra": {"loss": torch.tensor(0.5)},
+        "extra": {
+            "loss": torch.tensor(0.5),
+            "c": torch.ones(3, dtype=torch.complex64),
+            "none": [torch.empty(0), torch.empty(0)],
+        },
     }
 
 
@@ -115,6 +123,10 @@ def dtypes(value: Any) -> None:
     slots(value)["layer0.weight"]["exp_avg"] = slots(value)["layer0.weight"]["exp_avg"].view(torch.int32)
 
 
+def one_empty(value: Any) -> None:
+    value["extra"]["none"][1] = value["extra"]["none"][0]
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     "nothing": lambda value: None,
     "values": lambda value: model(value)["layer3.weight"].data.add_(1),
@@ -140,11 +152,36 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "another group": group,
     "an array of another type": array_type,
     "an array elsewhere": array_moves,
+    "a lazily conjugated one": lambda value: value["extra"].update(c=value["extra"]["c"].conj()),
+    "a negated one": lambda value: value["extra"].update(c=torch._neg_view(value["extra"]["c"])),
+    "two empty ones are one": one_empty,
     "frozen": lambda value: model(value)["layer3.weight"].requires_grad_(False),
 }
 
 
-def same(encoding: Encoding, value: Any) -> None:
+def laid_out(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
+    """All that a plan is made for."""
+    return [
+        (name, each.dtype, each.shape, each.stride(), each.is_conj(), each.is_neg()) for name, each in tensors.items()
+    ]
+
+
+class Checked:
+    """An encoding, and for which states it has said that they are alike."""
+
+    def __init__(self) -> None:
+        self.encoding = Encoding()
+        self._said: dict[object, list[Any]] = {}
+
+    def encode(self, value: Any) -> state.Encoded:
+        found = self.encoding.encode(value)
+        assert found.alike is not None
+        now = laid_out(found.tensors)
+        assert self._said.setdefault(found.alike.token, now) == now, "what is laid out otherwise is said to be alike"
+        return found
+
+
+def same(encoding: Checked, value: Any) -> None:
     found, wanted = encoding.encode(value), state.encode(value)
     assert alike(found.tree, wanted.tree)
     assert list(found.tensors) == list(wanted.tensors)
@@ -166,7 +203,7 @@ def same(encoding: Encoding, value: Any) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_whatever_changes(change: str, tied: bool) -> None:
-    value, encoding = fresh(), Encoding()
+    value, encoding = fresh(), Checked()
     if tied:
         model(value)["head"] = model(value)["layer0.weight"]
         model(value)["view"] = model(value)["layer0.weight"].detach().t()
@@ -175,6 +212,36 @@ def test_whatever_changes(change: str, tied: bool) -> None:
     CHANGES[change](value)
     same(encoding, value)
     same(encoding, value)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_records_are_the_same_bytes_whatever_is_remembered(change: str) -> None:
+    value, encoding, text, planner = fresh(), Encoding(), RecordText(), Planner(0, 1, None)
+
+    def record(number: int) -> RankRecord:
+        encoded = encoding.encode(value)
+        plan = planner.plan(encoded, {}, number)
+        made = RankRecord(f"e1-s{number}", 0, number, None, {"at": number}, encoded.tree, plan.entries, plan.pieces)
+        assert text.to_bytes(made, encoded.settled) == made.to_bytes()
+        return made
+
+    record(1)
+    assert encoding.encode(value).settled, "nothing is remembered"
+    record(2)
+    CHANGES[change](value)
+    wanted = state.encode(value).tree
+    assert alike(record(3).tree, wanted)
+    assert alike(RankRecord.from_bytes(record(4).to_bytes()).tree, wanted)
+
+
+def test_digests_are_said_anew() -> None:
+    entries = {name: TensorEntry("float32", (2,), "0-1") for name in ("a", "b")}
+    text = RecordText()
+    for digest in ("0a", "0b"):
+        tensors = entries | {"b": replace(entries["b"], digest=digest)}
+        made = RankRecord("e1-s1", 0, 1, None, None, {}, tensors, ())
+        assert text.to_bytes(made, {}) == made.to_bytes()
+        assert RankRecord.from_bytes(text.to_bytes(made, {})).tensors["b"].digest == digest
 
 
 def test_the_token_says_that_nothing_has_changed() -> None:
@@ -207,7 +274,7 @@ def test_what_can_not_be_stored_is_refused_by_its_path_the_second_time_too() -> 
 
 def test_names_that_are_not_apart() -> None:
     value = {"a/b": {str(number): torch.ones(2) for number in range(9)}, "a": {"b": {"0": torch.zeros(2)}}}
-    encoding = Encoding()
+    encoding = Checked()
     for _ in range(3):
         same(encoding, value)
 

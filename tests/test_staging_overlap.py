@@ -505,7 +505,8 @@ def test_errors_are_told(trusted: Trusted, monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: Any) -> None:
         raise OSError("device is gone")
 
-    monkeypatch.setattr("ftrun.checkpoint.staging.moves._memmove", broken)
+    for module in ("moves", "runs"):
+        monkeypatch.setattr(f"ftrun.checkpoint.staging.{module}.memmove", broken)
     taken = loop.save(held=True)
     monkeypatch.undo()
     step()

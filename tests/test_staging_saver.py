@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from ftrun import events
 from ftrun.checkpoint import state
+from ftrun.checkpoint.checksums import record_of
 from ftrun.checkpoint.layout import AttemptName
 from ftrun.checkpoint.memory.outcomes import Outcome, Outcomes
 from ftrun.checkpoint.memory.tier import Slot, Tier
@@ -28,7 +30,6 @@ from ftrun.session.saving import Saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @dataclass
@@ -153,7 +154,7 @@ def test_a_seal_says_it_all(scene: Scene) -> None:
     assert seal.data == {"step": 12, "loaders": {"data": {"epoch": 1}}}
     paths = {file: path for file, (path, _) in seal.files.items()}
     assert paths == {"r00000.json": str(slot.record), "r00000.0.safetensors": str(slot.payload)}
-    assert all(slot.directory.joinpath(path).stat().st_size == size for path, size in seal.files.values())
+    assert all(record_of(Path(path).read_bytes()) == record for path, record in seal.files.values())
     record = RankRecord.from_bytes(slot.record.read_bytes())
     assert (record.attempt, record.step, record.total, record.data) == (seal.attempt, 12, 100, seal.data)
     assert record.tree == expected.tree
@@ -166,6 +167,27 @@ def test_a_seal_says_it_all(scene: Scene) -> None:
     (told,) = scene.told()
     assert (told.step, told.reason, told.size) == (12, "interval", slot.payload.stat().st_size)
     assert told.seconds > 0
+
+
+def test_a_seal_vouches_for_bytes_that_were_copied_late(scene: Scene) -> None:
+    model, saver = Model(), scene.saver()
+    saver.watch(model.watched())
+    for step in (1, 2):
+        save(saver, model, step)
+        model.step()
+        scene.commit(step)
+    release = save_held(saver, model, 3)
+    later = saver._stager._pending._later  # type: ignore[union-attr]
+    assert len(later), "some of it is copied beside training"
+    scene_seals = [seal.step for _, seal in scene.tier.sealed()]
+    model.step()
+    assert 3 not in scene_seals
+    assert 3 not in [seal.step for _, seal in scene.tier.sealed()], "not before all is copied"
+    release()
+    _, seal = scene.wait_for_seal(3)
+    assert len(seal.files) == 2
+    for path, record in seal.files.values():
+        assert record_of(Path(path).read_bytes()) == record
 
 
 def test_commits_are_heard(scene: Scene) -> None:

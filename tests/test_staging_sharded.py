@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.process import Keeper
 from ftrun.checkpoint.memory.slot_memory import SlotMemory
 from ftrun.checkpoint.memory.tier import Tier
+from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.records import RankRecord
 from ftrun.checkpoint.staging.stager import Stager
@@ -76,31 +78,90 @@ def test_counters_of_sharded_parameters() -> None:
         assert versions.changed() == {"weight"}
 
 
-@pytest.mark.usefixtures("alone")
-def test_sharded_state_overlaps_and_stays_what_it_was(tmp_path: Path) -> None:
-    net, optimizer, step = sharded()
-    planner, stager, memory = Planner(0, 1, None), Stager(overlap=True), SlotMemory(tmp_path / "slot")
-    stager.watch([optimizer])
-    late: list[int] = []
-    for save in range(TRIALS + 2):
-        encoded = state.encode({"tracked": {"net": net.state_dict(), "optimizer": optimizer.state_dict()}})
+class Sharded:
+    """A loop that saves sharded state, by hand or as a Session does it."""
+
+    def __init__(self, directory: Path, *, as_a_session: bool) -> None:
+        self.net, self.optimizer, self.step = sharded()
+        self._encoding = Encoding() if as_a_session else None
+        self._planner, self.stager = Planner(0, 1, None), Stager(overlap=True)
+        self._path, self._memory = directory / "slot", SlotMemory(directory / "slot")
+        self.stager.watch([self.optimizer])
+        self._saves = 0
+
+    def save(self, before_the_step: Callable[[], object] = lambda: None) -> tuple[int, set[str]]:
+        """Save and step; how many tensors were waited for, and which are torn. What isn't is what it was."""
+        self._saves += 1
+        net = self.net.state_dict(keep_vars=self._encoding is not None)
+        value = {"tracked": {"net": net, "optimizer": self.optimizer.state_dict()}}
+        encoded = self._encoding.encode(value) if self._encoding is not None else state.encode(value)
         boundary = {name: raw(getattr(each, "_local_tensor", each)) for name, each in encoded.tensors.items()}
-        plan = planner.plan(encoded, {"net": net, "optimizer": optimizer}, save)
-        memory.resize(plan.size)
+        plan = self._planner.plan(encoded, {"net": self.net, "optimizer": self.optimizer}, self._saves)
+        self._memory.resize(plan.size)
         ended: list[tuple[Any, ...]] = []
-        stager.stage(plan, memory, encoded.tensors, lambda *told: ended.append(told))  # noqa: B023
-        late.append(len(stager._pending._orders.waiting))
-        step()
-        assert stager.settle(20)
-        assert ended == [(set(), {}, None)]
-        content = (tmp_path / "slot").read_bytes()
-        for each in plan.copies:
+        gate = threading.Event()
+        self.stager.in_background(lambda: gate.wait(20) and None)
+        self.stager.stage(plan, self._memory, encoded.tensors, lambda *told: ended.append(told), encoded.alike)
+        late = len(self.stager._pending._orders.waiting)
+        before_the_step()
+        gate.set()
+        self.step()
+        assert self.stager.settle(20)
+        (torn, _found, error), *_ = ended
+        assert error is None
+        content = self._path.read_bytes()
+        for each in plan.copies if not torn else ():
             start = each.piece.offset
-            assert content[start : start + each.tensor.nbytes] == boundary[each.name], (save, each.name)
-    assert late[:TRIALS] == [0] * TRIALS
-    assert all(count >= 6 for count in late[TRIALS:]), "weights and their averages"
-    stager.close(20)
-    memory.close()
+            assert content[start : start + each.tensor.nbytes] == boundary[each.name], (self._saves, each.name)
+        return late, set(torn)
+
+    def close(self) -> None:
+        self.stager.close(20)
+        self._memory.close()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("as_a_session", [False, True])
+def test_sharded_state_overlaps_and_stays_what_it_was(tmp_path: Path, as_a_session: bool) -> None:
+    loop = Sharded(tmp_path, as_a_session=as_a_session)
+    late = [loop.save() for _ in range(TRIALS + 2)]
+    assert late[:TRIALS] == [(0, set())] * TRIALS
+    assert all(count >= 6 and not torn for count, torn in late[TRIALS:]), "weights and their averages"
+    loop.close()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("how", ["the whole", "the part here"])
+def test_a_write_to_sharded_state_before_it_is_copied_is_seen(tmp_path: Path, how: str) -> None:
+    loop = Sharded(tmp_path, as_a_session=True)
+    for _ in range(TRIALS):
+        loop.save()
+    weight: Any = loop.net[0].weight
+
+    def write() -> None:
+        with torch.no_grad():  # of nothing, so that no word of it tells
+            (weight if how == "the whole" else weight._local_tensor).add_(0)
+
+    assert loop.save(write)[1] == {"tracked/net/0.weight"}
+    assert loop.save()[1] == set()
+    loop.close()
+
+
+@pytest.mark.usefixtures("alone")
+def test_state_that_is_spread_otherwise_is_not_taken_for_the_same() -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, part, encoding = dist.init_device_mesh("cpu", (1,)), torch.ones(4, 4), Encoding()
+
+    def token(*placements: Any) -> object:
+        found = encoding.encode({"x": DTensor.from_local(part, mesh, placements, run_check=False)}).alike
+        assert found is not None
+        return found.token
+
+    first = token(Shard(0))
+    assert token(Shard(0)) is first
+    assert token(Shard(1)) is not first
+    assert token(Replicate()) is not first
 
 
 SCRIPT = """

@@ -16,14 +16,12 @@ from ftrun.errors import CorruptCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import BinaryIO
 
     from ftrun.checkpoint.storage.base import Bytes
 
 CHUNK = 16 * 2**20
 """Bytes under one chunk checksum. Part of the format."""
 
-_SLICE = 2**20  # what was read is still in the processor's cache when it is summed up
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, its lowest power in the highest bit
 _HEX = re.compile(r"[0-9a-f]{8}(?:,[0-9a-f]{8})*")
 
@@ -138,22 +136,6 @@ def record_of(data: bytes) -> FileRecord:
     return sums.record()
 
 
-def read_verified(file: BinaryIO, record: FileRecord, *, attempt: str, name: str) -> bytearray:
-    """Read a whole file, each chunk verified as it arrives.
-
-    Raises:
-        CorruptCheckpoint: the bytes are not those that were written.
-        OSError: reading failed.
-    """
-    buffer = bytearray(record.size)
-    read_verified_into(_Stream(file), record, 0, memoryview(buffer), attempt=attempt, name=name)
-    if file.read(1):
-        raise _corrupt(attempt, name, f"is longer than its {record.size} bytes")
-    if whole(record.chunks, record.size) != record.crc32c:
-        raise _corrupt(attempt, name, "fails the checksum of the whole file")
-    return buffer
-
-
 def read_verified_into(
     source: Bytes, record: FileRecord, first: int, view: memoryview, *, attempt: str, name: str
 ) -> None:
@@ -194,23 +176,6 @@ def _read_summed(source: Bytes, offset: int, view: memoryview) -> int:
         source.read_into(offset + start, piece)
         crc = crc32c(piece, crc)
     return crc
-
-
-class _Stream:
-    """A stream, read from its start to its end, as if it were an open file."""
-
-    granule = _SLICE
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def read_into(self, offset: int, view: memoryview) -> None:
-        """Fill ``view``; ``offset`` is where the stream stands."""
-        while len(view):
-            count = self._file.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise EOFError(f"the stream ends {len(view)} bytes too early")
-            view = view[count:]
 
 
 def _corrupt(attempt: str, name: str, what: str) -> CorruptCheckpoint:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.layout import epoch_key
 from ftrun.checkpoint.manifest import is_count, is_text
+from ftrun.checkpoint.memory.files import read as read_small
 from ftrun.checkpoint.sealed import UnsealedError, seal, unseal
 from ftrun.checkpoint.storage.base import UnreachableError, why
 from ftrun.errors import CheckpointError, UsageError
@@ -146,7 +147,7 @@ def is_noted(root: Root, start: EpochRecord, *, launcher: bool = True) -> bool:
 def told(tier: Path) -> EpochRecord | None:
     """The start of which a memory tier was told; None where it can't be read."""
     try:
-        return EpochRecord(**unseal((tier / "epoch.json").read_bytes()))
+        return EpochRecord(**unseal(read_small(tier / "epoch.json")))
     except (OSError, UnsealedError, TypeError):
         return None
 

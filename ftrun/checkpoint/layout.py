@@ -15,16 +15,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun import durable
 from ftrun.checkpoint.names import (
     ATTEMPTS,
     BAD,
@@ -54,9 +50,8 @@ from ftrun.checkpoint.storage.posix import PosixStorage
 from ftrun.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
-    from typing import BinaryIO
 
     from ftrun.checkpoint.storage.base import Bytes, Source, Storage
     from ftrun.checkpoint.storage.retry import Patience
@@ -79,8 +74,6 @@ __all__ = [
     "rank_json",
     "rank_shard",
 ]
-
-_SLICE = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -234,29 +227,6 @@ class Root:
         """
         self.storage.put(key, source, size)
 
-    @contextlib.contextmanager
-    def writing(self, key: str) -> Iterator[BinaryIO]:
-        """A stream into a large new file, which appears, whole and durable, when the block ends well.
-
-        Raises:
-            FileExistsError: the file is there already.
-        """
-        path = self.storage.local(key)
-        if path is not None:
-            durable.make_dirs(path.parent)
-            with durable.creating(path) as stream:
-                yield stream
-            return
-        with tempfile.TemporaryFile() as file:
-            yield file
-            size = file.seek(0, os.SEEK_END)
-            self.put(key, lambda: _slices(file), size)
-
-    def reading(self, key: str) -> BinaryIO:
-        """Open a file for reading; the caller closes it."""
-        path = self.storage.local(key)
-        return path.open("rb") if path is not None else io.BytesIO(self.read(key))
-
     def make_attempt(self, name: AttemptName) -> None:
         """Make an attempt's directory. All its ranks call this, in any order."""
         self.storage.make_directory(f"{ATTEMPTS}/{name}")
@@ -301,9 +271,3 @@ class Root:
 def _parsed(names: Iterable[str]) -> list[AttemptName]:
     parsed = map(AttemptName.parse, names)
     return sorted((name for name in parsed if name is not None), reverse=True)
-
-
-def _slices(file: io.BufferedIOBase) -> Iterator[memoryview]:
-    file.seek(0)
-    while data := file.read(_SLICE):
-        yield memoryview(data)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from ftrun.checkpoint import epochs, retention
 from ftrun.checkpoint.layout import LATEST, MANIFEST, AttemptName, attempt_key, is_given_up, is_rank_file
+from ftrun.checkpoint.names import ATTEMPTS
+from ftrun.checkpoint.storage.base import IrregularError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ftrun.checkpoint.layout import Root
 
@@ -77,14 +79,18 @@ class Leftovers:
 
     def _look(self, name: AttemptName, now: float) -> _Sight | None:
         files = self._root.files(name)
-        if MANIFEST in files:
+        if self._has_manifest(name, files):
             return None
         before = self._seen.get(name)
         return before if before is not None and before.files == files else _Sight(files, now)
 
+    def _has_manifest(self, name: AttemptName, files: Collection[str]) -> bool:
+        """Also one that no listing of files shows: a link, which may lead somewhere tomorrow."""
+        return MANIFEST in files or MANIFEST in self._root.storage.names(f"{ATTEMPTS}/{name}")
+
     def _delete(self, name: AttemptName) -> bool:
         files = self._root.files(name)
-        if MANIFEST in files or files != self._seen.pop(name).files:
+        if self._has_manifest(name, files) or files != self._seen.pop(name).files:
             return False
         known = [file for file in files if is_rank_file(file) or is_given_up(file) or retention.is_leftover(file)]
         # What vouches for files never outlives them: with these gone, nobody can commit what is half deleted.
@@ -100,5 +106,5 @@ class Leftovers:
 def _promised(root: Root) -> str | None:
     try:
         return root.read(LATEST).decode("ascii").strip()
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, IrregularError, ValueError):
         return None

@@ -163,8 +163,12 @@ def mark_bad(root: Root, name: str | AttemptName, reason: str) -> None:
     """Note that a checkpoint's bytes are damaged, so that nobody chooses it again. Again is no error.
 
     Raises:
+        CheckpointError: the root holds nothing at all.
         OSError: the note can't be written.
     """
+    if not root.epochs() and not root.attempts():
+        # What is written where a root was mounted is out of sight when it is back.
+        raise CheckpointError(f"{root.url} is empty, so {name} is not marked as bad in it: is it mounted?")
     document = {"attempt": str(name), "reason": reason}
     try:
         root.create(bad_key(AttemptName.of(name)), json.dumps(document).encode() + b"\n")
@@ -211,7 +215,7 @@ def _bad_reason(root: Root, name: AttemptName) -> str | None:
     except UnreachableError:
         raise
     except OSError as error:
-        return f"is marked as bad ({why(error)})"
+        return f"may be marked as bad: {root.url}/{bad_key(name)} can't be read ({why(error)})"
     try:
         return f"is marked as bad: {json.loads(content)['reason']}"
     except (ValueError, KeyError, TypeError):

@@ -5,14 +5,17 @@ None of it needs torch: the keeper reads and writes it too.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint.checksums import FileRecord
 from ftrun.checkpoint.manifest import is_count, is_file_name, is_object, is_text
 from ftrun.checkpoint.plan.pieces import Box, Piece, ranks_of
 from ftrun.checkpoint.sealed import UnsealedError, seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class TensorEntry:
     shape: tuple[int, ...]
     ranks: str
     digest: str | None = None
+
+    def to_json(self) -> list[Any]:
+        """As JSON."""
+        return [self.dtype, list(self.shape), self.ranks, self.digest]
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class RankRecord:
     total: int | None
     data: dict[str, Any] | None
     tree: Any
-    tensors: dict[str, TensorEntry]
+    tensors: Mapping[str, TensorEntry]
     pieces: tuple[Piece, ...]
 
     def to_bytes(self) -> bytes:
@@ -64,15 +71,14 @@ class RankRecord:
             ValueError: the data position holds an infinite float or NaN.
             TypeError: the data position holds something that is no JSON.
         """
-        document = dict(self.__dict__)
-        document["tensors"] = {
-            name: [entry.dtype, list(entry.shape), entry.ranks, entry.digest] for name, entry in self.tensors.items()
-        }
-        document["pieces"] = [
-            [each.tensor, list(each.box.offset), list(each.box.shape), each.start, each.stop, each.file, each.offset]
-            for each in self.pieces
-        ]
-        return seal(document, sort=False)
+        tensors = {name: entry.to_json() for name, entry in self.tensors.items()}
+        pieces = [each.to_json() for each in self.pieces]
+        return seal(self.head() | {"tree": self.tree, "tensors": tensors, "pieces": pieces}, sort=False)
+
+    def head(self) -> dict[str, Any]:
+        """What the file says first: all but the tree and the tensors."""
+        names = ("attempt", "rank", "step", "total", "data")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_bytes(cls, content: bytes) -> RankRecord:
@@ -128,7 +134,7 @@ class Seal:
         parent: the checkpoint that the attempt resumed from.
         torch: version of torch.
         run_attempt: number of the attempt to run, for events.
-        files: absolute path and size of each file, by its name within the checkpoint.
+        files: absolute path of each file, and what its bytes are, by its name within the checkpoint.
         word: for the commit.
         sealed_at: seconds since 1970.
     """
@@ -146,13 +152,18 @@ class Seal:
     parent: str | None
     torch: str
     run_attempt: int
-    files: dict[str, tuple[str, int]]
+    files: dict[str, tuple[str, FileRecord]]
     word: Word
     sealed_at: float
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return seal(asdict(self))
+        return seal(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        files = {name: [path, record.to_json()] for name, (path, record) in self.files.items()}
+        return dict(self.__dict__) | {"files": files, "word": dict(self.word.__dict__)}
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Seal:
@@ -161,9 +172,17 @@ class Seal:
         Raises:
             ValueError: it isn't whole, or no seal.
         """
-        document = unseal(content)
+        return cls.from_json(unseal(content))
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Seal:
+        """Read it back.
+
+        Raises:
+            ValueError: it is no seal.
+        """
         try:
-            files = {name: (str(path), int(size)) for name, (path, size) in document["files"].items()}
+            files = {file: (str(path), FileRecord.from_json(each)) for file, (path, each) in document["files"].items()}
             fields = {"files": files, "word": Word(**document["word"]), "node_ranks": tuple(document["node_ranks"])}
             return cls(**(document | fields))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

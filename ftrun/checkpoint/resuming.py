@@ -11,7 +11,7 @@ from ftrun.checkpoint.loading import sealed
 from ftrun.errors import NoValidCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping, Sequence
 
     from ftrun.checkpoint.layout import Root
     from ftrun.checkpoint.memory.tier import Tier
@@ -38,7 +38,7 @@ class Choice:
 
     Attributes:
         point: the newest that can be used, None where nothing was ever saved.
-        skipped: name and reason of each newer commit that can't be used, newest first.
+        skipped: name and reason of each newer commit or snapshot that can't be used, newest first.
     """
 
     point: ResumePoint | None
@@ -59,29 +59,40 @@ def choose(root: Root, run_id: str, tier: Tier | None, *, exclude: Collection[st
         UsageError: the root belongs to another run, or a newer ftrun wrote the newest commit.
         CheckpointError: the root can't be listed.
     """
-    snapshot = _snapshot(root, run_id, tier, exclude) if tier is not None else None
+    snapshot, spoilt = _snapshot(root, run_id, tier, exclude) if tier is not None else (None, {})
     try:
         found = reader.resume_point(root, run_id, exclude=exclude)
     except NoValidCheckpoint:
         if snapshot is None:
             raise
-        return Choice(snapshot)
+        return _choice(snapshot, spoilt)
     commit = found.commit
     if snapshot is not None and (commit is None or snapshot.name > commit.name):
-        return Choice(snapshot, found.skipped)
+        return _choice(snapshot, spoilt, found.skipped)
     point = None if commit is None else ResumePoint(commit.name, commit.manifest.world_size, sealed=False)
-    return Choice(point, found.skipped)
+    return _choice(point, spoilt, found.skipped)
 
 
-def _snapshot(root: Root, run_id: str, tier: Tier, exclude: Collection[str]) -> ResumePoint | None:
+def _choice(
+    point: ResumePoint | None, spoilt: Mapping[AttemptName, str], skipped: Sequence[tuple[str, str]] = ()
+) -> Choice:
+    newer = {str(name): reason for name, reason in spoilt.items() if point is None or name > point.name}
+    # A commit of the same name tells more than what memory still has of it.
+    return Choice(point, tuple(sorted((newer | dict(skipped)).items(), key=lambda each: AttemptName.of(each[0])))[::-1])
+
+
+def _snapshot(
+    root: Root, run_id: str, tier: Tier, exclude: Collection[str]
+) -> tuple[ResumePoint | None, dict[AttemptName, str]]:
+    """The newest snapshot that can be used, and those that can't."""
     record = epochs.require_free_or_ours(root, run_id)
     start = epochs.told(tier.path)
     if record is None or start is None or not epochs.is_noted(root, start):
-        return None  # of an earlier run in the same place, which was deleted, or for all we know it is; keepers drop it
-    found = sealed.newest_sealed(tier, run_id, record.since, exclude=exclude)
-    if found is None:
-        return None
-    name = AttemptName.of(found.name)
-    if name in root.bad():
-        return None
-    return ResumePoint(name, found.world_size, sealed=True)
+        # Of an earlier run in the same place, which was deleted, or for all we know it is; keepers drop it.
+        return None, {}
+    bad = set(root.bad())
+    unwanted = {*exclude, *map(str, bad)}
+    found = sealed.newest_sealed(tier, run_id, record.since, exclude=unwanted)
+    spoilt = sealed.spoilt(tier, run_id, record.since)
+    spoilt = {name: reason for name, reason in spoilt.items() if str(name) not in unwanted}
+    return None if found is None else ResumePoint(AttemptName.of(found.name), found.world_size, sealed=True), spoilt

@@ -68,25 +68,22 @@ def doomed(
     return [info for info in reversed(ours) if info.name not in kept and str(info.name) not in spared]
 
 
-def apply(
-    root: Root, policy: KeepPolicy | None = None, *, run_id: str, since: int, parent: str | None, keep_last: int = 3
-) -> list[AttemptName]:
+def apply(root: Root, policy: KeepPolicy, *, run_id: str, since: int, parent: str | None) -> list[AttemptName]:
     """Delete what is superfluous; the names of what was deleted. Only the newest epoch's leader calls this.
 
     Args:
         root: the checkpoint root.
-        policy: what is kept; the last ``keep_last`` if left out.
+        policy: what is kept.
         run_id: identity of the run.
         since: epoch at which the lineage began.
         parent: the checkpoint that the run was resumed from; it stays.
-        keep_last: for callers without a policy.
 
     Raises:
         OSError: a deletion failed; what was not deleted is whole or has no manifest.
     """
     chosen = doomed(
         reader.attempts(root),
-        policy or KeepPolicy(keep_last),
+        policy,
         run_id=run_id,
         since=since,
         spared=spared(root, parent),
@@ -123,14 +120,6 @@ def is_leftover(file: str) -> bool:
     """Whether a file of an attempt is one that no manifest lists, and of no use without one."""
     base = file.rpartition("/")[2]
     return is_done(file) or (base.startswith(".") and base.endswith(".tmp"))
-
-
-def superfluous(
-    infos: Sequence[AttemptInfo], *, run_id: str, since: int, parent: str | None, keep_last: int
-) -> list[AttemptInfo]:
-    """As :func:`doomed`, for callers without a policy."""
-    policy = KeepPolicy(max(1, keep_last))
-    return doomed(infos, policy, run_id=run_id, since=since, spared={parent} if parent else frozenset())
 
 
 def _milestones(ours: Sequence[AttemptInfo], every: int) -> Iterator[AttemptName]:

@@ -32,7 +32,11 @@ def canonical(document: object, *, sort: bool = True) -> bytes:
 
 def seal(document: dict[str, Any], key: str = "crc", *, sort: bool = True) -> bytes:
     """The document with its checksum under ``key``. It needs at least one other key."""
-    body = canonical(document, sort=sort)
+    return seal_body(canonical(document, sort=sort), key)
+
+
+def seal_body(body: bytes, key: str = "crc") -> bytes:
+    """:func:`seal` for a document that is JSON by now, as :func:`canonical` makes it."""
     return body[:-1] + f',\n"{key}":"{to_hex(crc32c(body))}"}}\n'.encode("ascii")
 
 

@@ -12,27 +12,21 @@ back as one. A DTensor is a tensor like any other here; without a template it co
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections import Counter, OrderedDict, defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from ftrun.checkpoint import aliases, dtensors, refusals, words
-from ftrun.checkpoint.decoding import FACTORIES, decode
-from ftrun.checkpoint.dtensors import all_plain, is_dtensor
+from ftrun.checkpoint import refusals
+from ftrun.checkpoint.decoding import decode
 from ftrun.checkpoint.refusals import Refused
-from ftrun.checkpoint.words import TAG, encode_word, is_numpy_dtype
+from ftrun.checkpoint.ties import store_once
+from ftrun.checkpoint.walk import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Mapping, Sequence
+
+    import torch
 
 __all__ = ["Encoded", "decode", "encode"]
-
-_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True)
@@ -43,11 +37,13 @@ class Encoded:
         tree: JSON-able; the order of keys in its objects carries meaning.
         tensors: the tensors themselves by name, not copies: plain ones without gradient, and DTensors.
         alike: see :class:`Alike`; None where that isn't known.
+        settled: parts of the tree by their paths, which are never changed: the same object says the same at every save.
     """
 
     tree: Any
     tensors: Mapping[str, torch.Tensor]
     alike: Alike | None = None
+    settled: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,12 +54,16 @@ class Alike:
         token: the same object as long as names, order, dtypes, shapes, strides and devices are the same, and how
             DTensors are spread.
         given: the objects in the state, with gradient and all, in the order of the tensors.
-        addresses: of their memory, for DTensors of their local parts.
+        parts: what lies on this rank of each: of a DTensor its local part.
+        addresses: of the memory of those.
+        versions: how often torch has seen each part written to; None where one doesn't count.
     """
 
     token: object
-    given: list[torch.Tensor]
+    given: Sequence[torch.Tensor]
+    parts: Sequence[torch.Tensor]
     addresses: Any
+    versions: Sequence[int] | None
 
 
 def encode(value: object) -> Encoded:
@@ -84,333 +84,5 @@ def taken_apart(value: object, walk: Walk) -> Encoded:
             Walk(refuse=bad).encode(value, "")
     except Refused as refused:
         raise refused.as_error() from None
-    return Encoded(tree, walk.tied())
-
-
-@dataclass(frozen=True)
-class Block:
-    """A part of a state that holds tensors and nothing else: a dict of them, or a dict of dicts of them.
-
-    Attributes:
-        keys: of the dict, or of it and of those in it.
-        node: that stands for it in the tree.
-        names: of its tensors.
-        nodes: of its tensors.
-    """
-
-    keys: tuple[Any, ...]
-    node: dict[str, Any]
-    names: list[str]
-    nodes: list[dict[str, Any]]
-
-
-class Walk:
-    """One walk over a value. Runs at every save, over thousands of tensors: what it does for each of them counts.
-
-    Args:
-        refuse: a tensor that can't be stored, so that the walk finds the path to it.
-        before: blocks of an earlier walk by name, complete ones, to take over where the keys are the same.
-
-    Attributes:
-        given: the tensors, as they came.
-        names: of those tensors.
-        nodes: of those tensors in the tree.
-        bases: what shares memory with another one, by numbers; known at the end.
-        blocks: by name, for a later walk.
-        loose: numbers of the tensors that were in no block of ``before``.
-    """
-
-    def __init__(self, refuse: torch.Tensor | None = None, before: Mapping[str, Block] | None = None) -> None:
-        self.given: list[torch.Tensor] = []
-        self.names: list[str] = []
-        self.nodes: list[dict[str, Any]] = []
-        self.bases: dict[int, int] = {}
-        self.blocks: dict[str, Block] = {}
-        self.loose: list[int] = []
-        self._before = before or {}
-        self._refuse = refuse
-        self._kinds = dtensors.storable_classes()
-        self._open: list[object] = []
-
-    def encode(self, value: Any, name: str) -> Any:
-        kind = type(value)
-        container = _CONTAINERS.get(kind)
-        if container is not None:
-            if len(self._open) > _MAX_DEPTH:
-                raise self._too_deep(value)
-            self._open.append(value)
-            node = container(self, value, name)
-            self._open.pop()
-            return node
-        word = encode_word(value)
-        if word is not words.UNKNOWN:
-            return word
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value, name, {TAG: "tensor", "name": name})
-        if kind is np.ndarray:
-            return self._array(value, name)
-        raise Refused(*refusals.value_problem(value))
-
-    def _too_deep(self, value: object) -> Refused:
-        if any(each is value for each in self._open):
-            return Refused("a container that holds itself", "break the cycle")
-        return Refused(f"nesting of more than {_MAX_DEPTH} levels", "flatten it")
-
-    def items(self, values: Any, name: str) -> list[Any]:
-        if words.is_plain_list(values):  # thousands of names or numbers of parameters
-            return list(values)
-        nodes: list[Any] = []
-        try:
-            for index, value in enumerate(values):
-                nodes.append(self.encode(value, f"{name}/{index}"))
-        except Refused as refused:
-            refused.keys.append(len(nodes))
-            raise
-        return nodes
-
-    def mapping(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
-        kinds = set(map(type, value.values()))
-        block = kinds and self._refuse is None and (kinds <= self._kinds or kinds == _DICT)
-        known = self._known(value, name, of_dicts=kinds == _DICT) if block else None
-        if known is not None:
-            return known
-        if not _are_plain_keys(value):
-            return self._pairs(value, name)
-        prefix = f"{name}/" if name else ""
-        if block and kinds != _DICT:
-            return self._tensors(value, name, prefix)
-        first = len(self.given)
-        nodes: dict[str, Any] = {}
-        key: Any = None
-        try:
-            for key, item in value.items():
-                nodes[key] = self.encode(item, prefix + key)
-        except Refused as refused:
-            refused.keys.append(key)
-            raise
-        if block and self._are_tensors(value.values(), first):
-            keys = (tuple(value), [*map(tuple, value.values())])
-            self.blocks[name] = Block(keys, nodes, self.names[first:], self.nodes[first:])
-        return nodes
-
-    def _are_tensors(self, values: Collection[dict[Any, Any]], first: int) -> bool:
-        """Whether some dicts have plain keys, and hold the tensors from a number on and nothing else."""
-        every = [*itertools.chain.from_iterable(map(dict.values, values))]
-        alone = len(every) == len(self.given) - first and self._kinds.issuperset(map(type, every))
-        return alone and all(map(_are_plain_keys, values))
-
-    def _known(self, value: dict[Any, Any], name: str, *, of_dicts: bool) -> dict[str, Any] | None:
-        """The node of a block whose keys are those of the walk before; None where that has none like it."""
-        block = self._before.get(name)
-        if block is None:
-            return None
-        given: list[Any] = []
-        if of_dicts:
-            if block.keys != (tuple(value), [*map(tuple, value.values())]):
-                return None
-            given = [*itertools.chain.from_iterable(map(dict.values, value.values()))]
-            if not self._kinds.issuperset(map(type, given)):
-                return None
-        elif block.keys != (tuple(value),):
-            return None
-        self.given += given or value.values()
-        self.names += block.names
-        self.nodes += block.nodes
-        self.blocks[name] = block
-        return block.node
-
-    def _tensors(self, value: dict[str, torch.Tensor], name: str, prefix: str) -> dict[str, Any]:
-        """A dict of tensors and nothing else, which most of a state consists of."""
-        names = [prefix + key for key in value]
-        nodes: list[dict[str, Any]] = [{TAG: "tensor", "name": name} for name in names]
-        first = len(self.given)
-        self.given += value.values()
-        self.names += names
-        self.nodes += nodes
-        self.loose += range(first, len(self.given))
-        node = dict(zip(value, nodes, strict=True))
-        if len(nodes) >= _MANY:
-            self.blocks[name] = Block((tuple(value),), node, names, nodes)
-        return node
-
-    def _pairs(self, value: dict[Any, Any], name: str) -> dict[str, Any]:
-        pairs = []
-        prefix = f"{name}/" if name else ""
-        key: Any = None
-        try:
-            for key, item in value.items():
-                pairs.append([self.encode(key, f"{prefix}key"), self.encode(item, f"{prefix}{key}")])
-        except Refused as refused:
-            refused.keys.append(key)
-            raise
-        return {TAG: "dict", "items": pairs}
-
-    def attribute(self, value: Any, key: str, name: str) -> Any:
-        try:
-            return self.encode(value, f"{name}/{key}")
-        except Refused as refused:
-            refused.keys.append(key)
-            raise
-
-    def _tensor(self, tensor: torch.Tensor, name: str, node: dict[str, Any]) -> dict[str, Any]:
-        if tensor is self._refuse:
-            raise Refused(*refusals.problem_of(tensor))
-        self.loose.append(len(self.given))
-        self.given.append(tensor)
-        self.names.append(name)
-        self.nodes.append(node)
-        return node
-
-    def _array(self, array: Any, name: str) -> dict[str, Any]:
-        if not is_numpy_dtype(array.dtype):
-            raise Refused(f"a NumPy array of {array.dtype}", "use numbers, booleans, texts or times")
-        node = {TAG: "ndarray", "dtype": array.dtype.str, "shape": list(array.shape), "tensor": None}
-        if not array.nbytes:
-            return node
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        # torch warns about memory that it must not write to.
-        return self._tensor(torch.from_numpy(flat if flat.flags.writeable else flat.copy()), name, node)
-
-    def tied(self) -> dict[str, torch.Tensor]:
-        """The tensors by name, each byte of memory once; what shares memory with another is said to in the tree.
-
-        To be called once, when the tree is complete.
-        """
-        held = self.held()
-        self.bases = aliases.bases(held) if all_plain(self.given) else _bases(held)
-        self._name_apart()
-        tensors = dict(zip(self.names, held, strict=True))
-        for number, base in self.bases.items():
-            if self._point(number, base, held[number], held[base]):
-                del tensors[self.names[number]]
-        return tensors
-
-    def finished(self, bases: Collection[int]) -> bool:
-        """Complete the tree where all is as in the walk before but what is loose; False where that can't be.
-
-        Args:
-            bases: numbers of those that shared memory with another one.
-        """
-        for number in self.loose:
-            if number in bases:
-                return False
-            node = self.nodes[number]
-            if node[TAG] == "ndarray":
-                node.pop("name", None)
-                node["tensor"] = self.names[number]
-        return True
-
-    def held(self) -> list[torch.Tensor]:
-        """The tensors without gradient: the memory is the same, and the class Parameter stays behind."""
-        return [each if type(each) is torch.Tensor and not each.requires_grad else _plain(each) for each in self.given]
-
-    def _name_apart(self) -> None:
-        """Give every tensor a name of its own that UTF-8 can say, and arrays the name of theirs."""
-        if not are_apart(self.names):
-            taken = set(_NO_NAMES)
-            for number, name in enumerate(self.names):
-                self.names[number] = free = _free(name, taken)
-                self.nodes[number]["name"] = free
-                taken.add(free)
-        for name, node in zip(self.names, self.nodes, strict=True):
-            if node[TAG] == "ndarray":
-                node.pop("name", None)
-                node["tensor"] = name
-
-    def _point(self, number: int, base: int, tensor: torch.Tensor, of: torch.Tensor) -> bool:
-        """Say in the tree that a tensor's bytes are those of another one; False where there is no word for it."""
-        node, name = self.nodes[number], self.names[base]
-        same = (tensor.shape, tensor.stride()) == (of.shape, of.stride())
-        if node[TAG] == "ndarray":
-            node["tensor"] = name if same else node["tensor"]
-            return same
-        node.clear()
-        if same:
-            node |= {TAG: "tensor", "name": name}
-        else:
-            layout = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
-            node |= {TAG: "view", "of": name, **layout, "offset": aliases.offset_in(of, tensor)}
-        return True
-
-
-def are_apart(names: list[str]) -> bool:
-    """Whether all names differ, and can be said as they are."""
-    different = set(names)
-    return len(different) == len(names) and different.isdisjoint(_NO_NAMES) and "".join(names).isascii()
-
-
-def _free(name: str, taken: set[str]) -> str:
-    wanted = name.encode("utf-8", "replace").decode("utf-8") or "value"
-    free, count = wanted, 0
-    while free in taken:
-        count += 1
-        free = f"{wanted}~{count}"
-    return free
-
-
-def _are_plain_keys(value: dict[Any, Any]) -> bool:
-    """Whether JSON brings these keys back as they are, and none of them is taken for the tag."""
-    if TAG in value or not _TEXTS.issuperset(map(type, value)):
-        return False
-    together = "".join(value)
-    return together.isascii() or words.is_plain_text(together)
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if is_dtensor(tensor) else tensor.detach()
-
-
-def _bases(held: list[torch.Tensor]) -> dict[int, int]:
-    """For each tensor whose bytes another one has, by their numbers, that other one."""
-    sharded = [number for number, tensor in enumerate(held) if is_dtensor(tensor)]
-    plain = sorted(set(range(len(held))).difference(sharded))
-    found = {plain[number]: plain[base] for number, base in aliases.bases([held[each] for each in plain]).items()}
-    ties = dtensors.ties([held[number] for number in sharded])
-    return found | {sharded[number]: sharded[first] for number, first in ties.items()}
-
-
-# Of a tensor's name in a file: this one is taken by the format, and no name is none.
-_NO_NAMES = frozenset({"__metadata__", ""})
-_TEXTS = frozenset({str})
-_DICT = frozenset({dict})
-_MANY = 8  # tensors that make it worth to remember a dict of them
-
-
-def _sorted_items(encoder: Walk, value: Any, name: str) -> list[Any]:
-    # Sets have no order that ranks share; replicated state must be the same text on all of them.
-    return sorted(encoder.items(value, name), key=json.dumps)
-
-
-def _ordered(encoder: Walk, value: OrderedDict[Any, Any], name: str) -> dict[str, Any]:
-    node = {TAG: "OrderedDict", "of": encoder.mapping(value, name)}
-    extra = dict(vars(value))
-    if "_metadata" in extra:  # what nn.Module.state_dict() hangs on its result
-        node["metadata"] = encoder.attribute(extra.pop("_metadata"), "_metadata", name)
-    if extra:
-        raise Refused(f"an OrderedDict with the attribute {next(iter(extra))!r}", "store it under a key")
-    return node
-
-
-def _defaults(encoder: Walk, value: defaultdict[Any, Any], name: str) -> dict[str, Any]:
-    factory = value.default_factory
-    kind = None if factory is None else getattr(factory, "__name__", "")
-    if kind is not None and FACTORIES.get(kind) is not factory:
-        raise Refused("a defaultdict of a function", "use one of a builtin type, or a plain dict")
-    return {TAG: "defaultdict", "factory": kind, "of": encoder.mapping(value, name)}
-
-
-_CONTAINERS: dict[type, Callable[[Walk, Any, str], Any]] = {
-    list: Walk.items,
-    tuple: lambda encoder, value, name: {TAG: "tuple", "items": encoder.items(value, name)},
-    set: lambda encoder, value, name: {TAG: "set", "items": _sorted_items(encoder, value, name)},
-    frozenset: lambda encoder, value, name: {TAG: "frozenset", "items": _sorted_items(encoder, value, name)},
-    deque: lambda encoder, value, name: {
-        TAG: "deque",
-        "maxlen": value.maxlen,
-        "items": encoder.items(value, name),
-    },
-    dict: Walk.mapping,
-    Counter: lambda encoder, value, name: {TAG: "Counter", "of": encoder.mapping(value, name)},
-    OrderedDict: _ordered,
-    defaultdict: _defaults,
-}
+    tensors, walk.bases = store_once(walk.given, walk.names, walk.nodes)
+    return Encoded(tree, tensors)

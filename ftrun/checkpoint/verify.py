@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.checksums import CHUNK, read_verified_into, whole
 from ftrun.checkpoint.layout import MANIFEST, attempt_key
+from ftrun.checkpoint.manifest import BadManifestError, Manifest, NewerFormatError
 from ftrun.checkpoint.storage.base import why
 from ftrun.errors import CheckpointError, CorruptCheckpoint
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from ftrun.checkpoint.checksums import FileRecord
     from ftrun.checkpoint.layout import AttemptName, Root
-    from ftrun.checkpoint.manifest import Manifest
 
 _CHUNKS = 16  # under one task, so that threads share one large file
 _THREADS = 4
@@ -73,6 +73,26 @@ def verify(
         for found in pool.map(check, tasks):
             damages += found
     return sorted(damages, key=lambda each: (each.file, each.chunk or 0))
+
+
+def of_manifest(root: Root, name: AttemptName, reason: str) -> Damage:
+    """The damage of a checkpoint that is invalid although its files are whole, or without a manifest to tell.
+
+    Args:
+        root: the checkpoint root.
+        name: the checkpoint.
+        reason: why it is invalid, as the reader says it.
+    """
+    certain = True
+    try:
+        Manifest.from_bytes(root.read(attempt_key(name, MANIFEST)))
+    except BadManifestError:
+        pass
+    except NewerFormatError:
+        certain = False
+    except OSError as error:
+        certain = isinstance(error, FileNotFoundError)
+    return Damage(MANIFEST, None, None, None, reason.removeprefix(f"{MANIFEST} "), certain)
 
 
 def _sizes(root: Root, name: AttemptName, manifest: Manifest) -> dict[str, int | OSError | None]:

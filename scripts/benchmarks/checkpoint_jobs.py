@@ -30,9 +30,12 @@ _QUIETLY = (
 )
 """Nothing but what is measured: no standbys, no watch that would wonder about the pauses, no save of its own accord."""
 
-_ERROR = re.compile(r"^(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception)\b.*|ftrun: .+)$", re.MULTILINE)
+_RAISED = r"(?:\w+\.)*\w*(?:Error|Exception)\b.*"
+_EXCEPTION = re.compile(rf"^(?:\[rank\d+\]: )?{_RAISED}$", re.MULTILINE)
+_ERROR = re.compile(rf"^(?:\[rank\d+\]: )?({_RAISED}|ftrun: .+)$", re.MULTILINE)
+"""Of a job that has failed: ftrun says less bad things in lines of the same look."""
 _GRACE = 5.0
-"""Seconds that a job may go on after it has printed an error."""
+"""Seconds that a job may go on after it has printed an exception."""
 _SAMPLES = 0.02
 
 
@@ -141,7 +144,7 @@ def _end(job: Job, limit: float) -> str:
     """
     deadline = time.monotonic() + limit
     while (code := job.wait(1.0)) is None and time.monotonic() < deadline:
-        if _ERROR.search(job.output) and job.wait(_GRACE) is None:
+        if _EXCEPTION.search(job.output) and job.wait(_GRACE) is None:
             break
     code = job.process.poll()
     return "" if code == 0 else why(job.output, code)

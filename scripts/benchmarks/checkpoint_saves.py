@@ -37,10 +37,12 @@ def _held(job: Trained, how: str) -> Case:
     results = job.results
     if results.problem:
         return Case(job.subject.name, None, notes=(results.problem,))
-    held, fence, copy = (results.worst(name) for name in (f"{how}.held", f"{how}.fence", "memcpy"))
+    names = (f"{how}.held", f"{how}.fence", f"{how}.computed", "memcpy")
+    held, fence, computed, copy = map(results.worst, names)
     first = ", ".join(f"{each:.3f} s" for each in results.worst("first.held"))
     notes = (
         f"held {spread(held)}, of it in the fence {spread(fence)}, memcpy {spread(copy)}",
+        f"processor time of the training thread in save() {spread([1e3 * each for each in computed], 'ms')}",
         f"first saves, not counted: {first}",
     )
     ours, control = over(results, f"{how}.held", "memcpy"), over(results, "memcpy again", "memcpy")

@@ -288,7 +288,8 @@ class Writer(StorageWriter):
                 return
             self._root.write(LATEST, f"{name}\n".encode("ascii"))
             if self._keep_last is not None:
-                retention.apply(self._root, run_id=self._run_id, since=1, parent=None, keep_last=self._keep_last)
+                policy = retention.KeepPolicy(self._keep_last)
+                retention.apply(self._root, policy, run_id=self._run_id, since=1, parent=None)
         except (OSError, ValueError) as error:
             _log.warning("checkpoint %s stands, but what follows a commit failed: %s", name, error)
 

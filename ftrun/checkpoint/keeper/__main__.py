@@ -5,13 +5,13 @@ Its settings are in ``TIER/keeper.json``, what it says goes to ``TIER/keeper.log
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftrun import background
 from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.faults import Faults
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NICE = 12
+"""Where every core computes, each of its threads takes some 6% of one; a GiB is drained in some seconds then."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Be the keeper of a tier; an exit code."""
@@ -38,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     if config is None:
         print(f"{KeeperConfig.path(tier)} can't be read: ftrun writes it and starts the keeper", file=sys.stderr)
         return Code.USAGE
-    _give_way()
+    background.give_way(_NICE)
     continue_when_orphaned()
     inbox = Inbox(tier, config.parent)
     inbox.open()
@@ -65,22 +68,5 @@ def _serve(tier: Tier, config: KeeperConfig, inbox: Inbox) -> int:
     return code
 
 
-def _give_way() -> None:
-    """Training comes first for the processor; the launcher has seen to the disks."""
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    # A session of its own is a scheduling group of its own where the kernel groups by sessions.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("10")
-
-
-def _run() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    code = main(sys.argv[1:])
-    logging.shutdown()
-    # Threads that hang in a driver or in the kernel must not keep the process.
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    _run()
+    background.main(main)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import getpid
 from typing import TYPE_CHECKING
 
-from ftrun.checkpoint.memory.tier import put
+from ftrun.checkpoint.memory.files import put, read
 
 if TYPE_CHECKING:
     from ftrun.checkpoint.memory.tier import Tier
@@ -38,7 +38,7 @@ class Beat:
     def read(self) -> tuple[int, float] | None:
         """Process and time of the last sign; None where there is none."""
         try:
-            pid, now = (self.tier.path / "keeper.beat").read_text().split()
+            pid, now = read(self.tier.path / "keeper.beat").split()
             return int(pid), float(now)
         except (OSError, ValueError):
             return None

@@ -19,6 +19,7 @@ from ftrun.checkpoint.keeper.votes import absent, some, splits
 from ftrun.checkpoint.layout import MANIFEST, attempt_key, done_failed_json, is_done, is_given_up
 from ftrun.checkpoint.manifest import FORMAT, BadManifestError, Manifest
 from ftrun.checkpoint.records import DoneRecord
+from ftrun.checkpoint.storage.base import IrregularError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -39,12 +40,14 @@ class Verdict:
         reason: why not.
         size: bytes of all its files.
         differ: tensors that differ between ranks.
+        final: another save of the same state would be refused for the same reason.
     """
 
     committed: bool
     reason: str = ""
     size: int = 0
     differ: tuple[str, ...] = ()
+    final: bool = False
 
 
 @dataclass
@@ -104,7 +107,8 @@ class Ballot:
         if not found:
             return None
         reason, differ = explain(self.root, self.name, found)
-        return Verdict(False, reason, differ=differ)
+        # Of tensors that differ each rank stores its own the next time; ranks at different positions stay there.
+        return Verdict(False, reason, differ=differ, final=any(not split.ranks for split in found))
 
     def _commit(self, about: About) -> Verdict:
         manifest = manifest_of(self.name, about, self.done.values())
@@ -214,13 +218,14 @@ def roll_forward(root: Root, run_id: str, *, since: int, before: int, faults: Fa
             break
         if name.epoch >= before or name in bad:
             continue
-        files = root.files(name)
-        if MANIFEST in files:
-            if reader.inspect(root, name).status == "committed":
-                break
-            continue
-        if _is_rollable(root, name, files, run_id, faults):
-            done.append(name)
+        # What can't be looked into, or has something odd in a file's place, is for the reader to explain.
+        with contextlib.suppress(IrregularError, PermissionError):
+            files = root.files(name)
+            if MANIFEST in files:
+                if reader.inspect(root, name).status == "committed":
+                    break
+            elif _is_rollable(root, name, files, run_id, faults):
+                done.append(name)
     return done
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftrun.checkpoint.memory.tier import put
+from ftrun.checkpoint.memory.files import put, read
+from ftrun.checkpoint.sealed import seal, unseal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,12 +53,12 @@ class KeeperConfig:
 
     def write(self, tier: Tier) -> None:
         """Put it where the keeper looks. The directory is readable for its user only, as credentials need."""
-        put(self.path(tier), json.dumps(asdict(self)).encode())
+        put(self.path(tier), seal(asdict(self)))
 
     @classmethod
     def read(cls, tier: Tier) -> KeeperConfig | None:
-        """Read it back; None where there is none."""
+        """Read it back; None where there is none, or a damaged one."""
         try:
-            return cls(**json.loads(cls.path(tier).read_bytes()))
+            return cls(**unseal(read(cls.path(tier))))
         except (OSError, ValueError, TypeError):
             return None

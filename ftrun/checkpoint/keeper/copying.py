@@ -1,16 +1,20 @@
-"""Copies files into a storage root: read once, summed up on the way, written, and looked at from outside."""
+"""Copies files into a storage root: read once, compared on the way with what they must be, and looked at from outside.
+
+What was read wrong may have been written before that is known. Nobody vouches for it, and it is deleted.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
+import stat
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.checkpoint.checksums import Checksums
+from ftrun.checkpoint.checksums import CHUNK, Checksums
 from ftrun.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -38,13 +42,16 @@ class Source:
 
     Attributes:
         path: where it lies.
-        size: its bytes; what may lie behind them doesn't count.
-        record: what it must be, where that is known.
+        record: what its bytes must be; what may lie behind them doesn't count.
     """
 
     path: str
-    size: int
-    record: FileRecord | None = None
+    record: FileRecord
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.record.size
 
 
 @dataclass(frozen=True)
@@ -119,10 +126,18 @@ class Copier:
         passage = Passage(source, self, stop)
         storage.put(key, passage, source.size)
         record = passage.record()
-        if source.record not in (None, record):
-            raise SourceError(f"{source.path} has changed since it was written")
+        if record != source.record:
+            raise SourceError(f"{source.path} has changed since it was written: {_difference(source.record, record)}")
         self.faults.hit(f"{self.stage}.filed")
         return record
+
+
+def _difference(wanted: FileRecord, found: FileRecord) -> str:
+    """Where bytes are not what they must be; there are as many of them."""
+    number = next(at for at, (one, other) in enumerate(zip(wanted.chunks, found.chunks, strict=True)) if one != other)
+    last = min((number + 1) * CHUNK, wanted.size) - 1
+    where = f"chunk {number} (bytes {number * CHUNK} to {last})"
+    return f"{where} fails its checksum; is this machine's memory or disk faulty?"
 
 
 def _is_part(file: str, files: Collection[str]) -> bool:
@@ -174,13 +189,20 @@ class Passage:
 @contextlib.contextmanager
 def _mapped(source: Source) -> Iterator[memoryview]:
     try:
-        with open(source.path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < source.size:
-                raise SourceError(f"{source.path} has {size} bytes instead of {source.size}")
-            mapping = mmap.mmap(file.fileno(), source.size, prot=mmap.PROT_READ)
+        descriptor = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise SourceError(f"{source.path} can't be read: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError(f"{source.path} can't be read: it is no regular file")
+        if status.st_size < source.size:
+            raise SourceError(f"{source.path} has {status.st_size} bytes instead of {source.size}")
+        mapping = mmap.mmap(descriptor, source.size, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise SourceError(f"{source.path} can't be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
     view = memoryview(mapping)
     try:
         yield view

@@ -9,6 +9,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+from ftrun import background
 from ftrun.checkpoint.memory.tier import remove
 
 if TYPE_CHECKING:
@@ -38,11 +39,7 @@ class Inbox:
     def open(self) -> None:
         """Listen for signals and for the launcher's end; the main thread calls it, as early as can be."""
         signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._on_term)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        # The launcher blocks it while it starts this process: one that comes early must not kill.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        background.take_sigterm(self._on_term)
         self._watch_parent()
 
     def listen(self) -> None:

@@ -16,6 +16,7 @@ from ftrun.checkpoint.keeper.copying import Copier, Source, SourceError
 from ftrun.checkpoint.keeper.decide import Stage
 from ftrun.checkpoint.keeper.pending import Pending
 from ftrun.checkpoint.keeper.rate import Meter
+from ftrun.checkpoint.keeper.vetting import vet
 from ftrun.checkpoint.layout import LATEST, MANIFEST, Root, attempt_key, done_json, is_given_up
 from ftrun.checkpoint.leftovers import Leftovers
 from ftrun.checkpoint.records import DoneRecord
@@ -137,7 +138,9 @@ class Jobs:
             return Waits(_TAKEN)
         try:
             self.local.record(work)
-            files = self._transfer("local", work, _in_memory(work), str(work.name))
+            with _from_memory(work):
+                vet(work)
+                files = self._transfer("local", work, _in_memory(work), str(work.name))
             work = replace(work, files=files)
             self.faults.hit("local.record")
             self.local.record(work)
@@ -160,8 +163,7 @@ class Jobs:
             if known.stage is Stage.SEALED and not self._hold(work):
                 return Waits(_TAKEN)
             self.root.make_attempt(work.name)
-            sources = self._local_sources(work) if known.stage is Stage.LOCAL else _in_memory(work)
-            work = replace(work, files=self._transfer("root", work, sources, attempt_key(work.name, "").rstrip("/")))
+            work = replace(work, files=self._upload(work, in_memory=known.stage is Stage.SEALED))
             self._require_our_root(record)  # it may have been set aside meanwhile, and another begun in its place
             self._vouch(work)
         self.faults.hit("done.written")
@@ -171,6 +173,14 @@ class Jobs:
             self.faults.hit("pending")
             self._free(work)
         return Moved(Stage.DONE, work)
+
+    def _upload(self, work: NodeWork, *, in_memory: bool) -> dict[str, FileRecord]:
+        directory = attempt_key(work.name, "").rstrip("/")
+        if not in_memory:
+            return self._transfer("root", work, self._local_sources(work), directory)
+        with _from_memory(work):
+            vet(work)
+            return self._transfer("root", work, _in_memory(work), directory)
 
     def settle(self, known: Known) -> Result:
         """Look whether it is committed; on the leading node, commit it when all nodes are done."""
@@ -237,8 +247,6 @@ class Jobs:
         meter.add(sum(record.size for record in copied.values()))
         storage = self.root.storage if stage == "root" or self.local is None else self.local.storage
         Copier(self.limiter, meter, self.faults, stage).copy(storage, directory, sources, copied)
-        if any(source.record is None for source in sources.values()) and not scan.is_still_held(work):
-            raise SourceError("its memory was taken for another snapshot while it was copied")
         return dict(copied)
 
     def _require_our_root(self, record: EpochRecord | None) -> None:
@@ -311,5 +319,16 @@ def _in_tier() -> Iterator[None]:
         raise CheckpointError(f"the memory tier can't be written: {error}") from error
 
 
+@contextlib.contextmanager
+def _from_memory(work: NodeWork) -> Iterator[None]:
+    """Bytes that are not those that were sealed have made way for another snapshot's, or else are damaged."""
+    try:
+        yield
+    except SourceError as error:
+        if scan.is_still_held(work):
+            raise
+        raise SourceError("its memory was taken for another snapshot while it was copied") from error
+
+
 def _in_memory(work: NodeWork) -> dict[str, Source]:
-    return {file: Source(path, size) for file, (path, size) in work.paths.items()}
+    return {file: Source(path, record) for file, (path, record) in work.sealed.items()}

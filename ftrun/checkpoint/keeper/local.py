@@ -61,7 +61,7 @@ class LocalTier:
         """The files of a copied attempt."""
         top = self.storage.local(str(work.name))
         assert top is not None
-        return {file: Source(str(top / file), record.size, record) for file, record in work.files.items()}
+        return {file: Source(str(top / file), record) for file, record in work.files.items()}
 
     def keep(self, work: NodeWork) -> None:
         """An attempt is committed: note it if it is here, and delete all but the newest ones that are.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.keeper.work import NodeWork
-from ftrun.checkpoint.memory.tier import put, remove
+from ftrun.checkpoint.memory.files import make_directory, put, read, remove
 
 if TYPE_CHECKING:
     from ftrun.checkpoint.memory.tier import Tier
@@ -26,7 +26,7 @@ class Pending:
 
     def put(self, work: NodeWork) -> None:
         """Note that an attempt waits for its commit."""
-        self._directory.mkdir(exist_ok=True)
+        make_directory(self._directory)
         put(self._directory / f"{work.name}.json", work.to_bytes())
 
     def remove(self, attempt: str) -> None:
@@ -38,7 +38,7 @@ class Pending:
         found = []
         for path in sorted(self._directory.glob("e*.json")):
             try:
-                found.append(NodeWork.from_bytes(path.read_bytes()))
+                found.append(NodeWork.from_bytes(read(path)))
             except (OSError, ValueError):
                 continue
         return found

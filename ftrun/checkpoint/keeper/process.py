@@ -9,19 +9,17 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ftrun
+from ftrun import background
 from ftrun.checkpoint.keeper.beat import Beat
 from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.local import LocalTier
 from ftrun.checkpoint.keeper.pending import Pending
 from ftrun.checkpoint.keeper.takeover import claim, release
-from ftrun.checkpoint.memory.tier import put
+from ftrun.checkpoint.memory.files import make_way, put, read
 from ftrun.checkpoint.sealed import seal
 from ftrun.errors import CheckpointError
 
@@ -146,14 +144,15 @@ class Keeper:
     def _start(self, now: float) -> None:
         try:
             claim(self._tier, self._config)
-            self._process = _spawn(self._tier)
+            log = self._tier.path / "keeper.log"
+            make_way(log, link=True)
+            self._process = background.start("ftrun.checkpoint.keeper", [str(self._tier.path)], log, os.environ)
         except (OSError, CheckpointError) as error:
             self._process = None
             self._put_off(now)
             _log.warning("ftrun: the checkpoint keeper can't be started: %s; the next try follows", error)
             return
         self._started = self._looked = now
-        _let_others_read_first(self._process.pid)
 
     def _bury(self, code: int, now: float) -> None:
         """Note that it ended although nobody asked it to."""
@@ -199,40 +198,11 @@ class Keeper:
 
     def _last_words(self) -> str:
         try:
-            lines = (self._tier.path / "keeper.log").read_bytes()[-2000:].decode(errors="replace").split("\n")
+            lines = read(self._tier.path / "keeper.log")[-2000:].decode(errors="replace").split("\n")
         except OSError:
             return ""
         said = [line for line in lines if line.strip()]
         return f" (it said last: {said[-1][:300]})" if said else ""
-
-
-def _spawn(tier: Tier) -> subprocess.Popen[bytes]:
-    # Without the current directory on its path: a script's neighbours may be named like modules of the library.
-    command = [sys.executable, "-P", "-m", "ftrun.checkpoint.keeper", str(tier.path)]
-    environment = dict(os.environ)
-    home = Path(ftrun.__file__).parent.parent
-    if home.name not in ("site-packages", "dist-packages"):  # those are found, and must not come before the library
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [environment.get("PYTHONPATH"), str(home)]))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    log = os.open(tier.path / "keeper.log", flags, 0o600)
-    # A signal that comes before it can take one must not end it: it inherits the mask, and lifts it when it can.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        os.close(log)
-
-
-def _let_others_read_first(pid: int) -> None:
-    """Give a process the lowest priority for disks that still gets its turn. Its threads will inherit it."""
-    # From here, since this import costs a keeper a tenth of its start, and launchers have it.
-    with contextlib.suppress(Exception):  # a courtesy, on whatever system this is
-        import psutil
-
-        psutil.Process(pid).ionice(psutil.IOPRIO_CLASS_BE, 7)
 
 
 def _how(code: int) -> str:

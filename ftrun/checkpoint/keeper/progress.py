@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.checkpoint.memory.tier import put, remove
+from ftrun.checkpoint.memory.files import put, read, remove
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ class Progress:
     def read(cls, tier: Tier) -> Progress | None:
         """Look; None when the keeper has nothing to do."""
         try:
-            return cls(**json.loads(cls.path(tier).read_bytes()))
+            return cls(**json.loads(read(cls.path(tier))))
         except (OSError, ValueError, TypeError):
             return None
 

@@ -92,6 +92,7 @@ class Reporter:
             size=verdict.size,
             differ=verdict.differ,
             heard=True,
+            final=verdict.final,
         )
         if work.leads:
             self._write_event(outcome, seal.run_attempt)

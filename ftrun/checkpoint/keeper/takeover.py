@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import os
 import time
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.memory.files import own
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.errors import CheckpointError
+from ftrun.flock import try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,7 +94,7 @@ def locked(path: Path, patience: float, meanwhile: Callable[[], None] = lambda: 
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         deadline = time.monotonic() + patience
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise CheckpointError(f"somebody else has held {path} for {patience:g} s")
             meanwhile()
@@ -102,11 +102,3 @@ def locked(path: Path, patience: float, meanwhile: Callable[[], None] = lambda: 
         yield
     finally:
         os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

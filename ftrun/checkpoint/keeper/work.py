@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.checksums import FileRecord
@@ -65,14 +65,14 @@ class NodeWork:
         return not self.first.node_ranks
 
     @property
-    def paths(self) -> dict[str, tuple[str, int]]:
-        """Path in memory and size of each file."""
+    def sealed(self) -> dict[str, tuple[str, FileRecord]]:
+        """Path in memory of each file, and what its bytes are."""
         return {name: place for seal in self.seals for name, place in seal.files.items()}
 
     @property
     def size(self) -> int:
         """Bytes of all its files."""
-        return sum(size for _, size in self.paths.values())
+        return sum(record.size for _, record in self.sealed.values())
 
     @property
     def done(self) -> DoneRecord:
@@ -93,7 +93,7 @@ class NodeWork:
     def to_bytes(self) -> bytes:
         """What another keeper needs to go on when the slots are filled again."""
         files = {name: record.to_json() for name, record in self.files.items()}
-        seals = [asdict(each) for each in self.seals]
+        seals = [each.to_json() for each in self.seals]
         return seal({"seals": seals, "files": files, "committed": self.committed})
 
     @classmethod
@@ -105,7 +105,7 @@ class NodeWork:
         """
         document = unseal(content)
         try:
-            seals = [Seal.from_bytes(seal(each)) for each in document["seals"]]
+            seals = [Seal.from_json(each) for each in document["seals"]]
             files = {name: FileRecord.from_json(record) for name, record in document["files"].items()}
             work = works((), seals)[seals[0].attempt]
             return replace(work, files=files, committed=document["committed"])

@@ -1,7 +1,7 @@
 """Reading one chunk of a file: each byte once, straight to where it is wanted, with its checksum on the way.
 
-Bytes are summed up while they are still in the processor's cache, so verifying costs little beside reading. With a
-checksum to compare, all of the chunk is read; without one, what is wanted of it.
+Bytes are summed up while they are still in the processor's cache, so verifying costs little beside reading. All of
+the chunk is read, whatever is wanted of it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Chunk:
         file: name of the file within the checkpoint.
         size: what the file's size must be.
         number: of the chunk in the file.
-        crc: what its CRC32C must be; None where nobody knows yet.
+        crc: what its CRC32C must be.
     """
 
     file: str
     size: int
     number: int
-    crc: int | None
+    crc: int
 
     @property
     def start(self) -> int:
@@ -117,12 +117,11 @@ def read_chunk(descriptor: int, chunk: Chunk, uses: Sequence[Use], scratch: memo
     for start, steps in _batches(_spans(chunk, uses), scratch):
         _fill(descriptor, start, [view for view, _ in steps], chunk)
         for view, span in steps:
-            if chunk.crc is not None:
-                crc = crc32c(view, crc)
+            crc = crc32c(view, crc)
             if span is not None:
                 for use in span[2]:
                     use.take(span[0], view)
-    if chunk.crc is not None and crc != chunk.crc:
+    if crc != chunk.crc:
         raise Damaged(f"chunk {chunk.number} (bytes {chunk.start} to {chunk.stop - 1}) fails its checksum")
 
 
@@ -131,7 +130,7 @@ SCRATCH = SLICE + _ALIGN * _MAX_VIEWS
 
 
 def _spans(chunk: Chunk, uses: Iterable[Use]) -> Iterator[_Span]:
-    """Cut a chunk, or what is wanted of it, at the bounds of the uses and into slices."""
+    """Cut a chunk at the bounds of the uses and into slices."""
     ordered = sorted(uses, key=lambda use: use.start)
     at = chunk.start
     for number, use in enumerate(ordered):
@@ -139,12 +138,10 @@ def _spans(chunk: Chunk, uses: Iterable[Use]) -> Iterator[_Span]:
         if start < at or (number + 1 < len(ordered) and ordered[number + 1].start < stop):
             yield from _overlapping(chunk, ordered[number:], at)
             return
-        if at < start and chunk.crc is not None:
-            yield from _slices(at, start, ())
+        yield from _slices(at, start, ())
         yield from _slices(start, stop, (use,))
         at = stop
-    if chunk.crc is not None:
-        yield from _slices(at, chunk.stop, ())
+    yield from _slices(at, chunk.stop, ())
 
 
 def _overlapping(chunk: Chunk, ordered: Sequence[Use], at: int) -> Iterator[_Span]:
@@ -155,8 +152,7 @@ def _overlapping(chunk: Chunk, ordered: Sequence[Use], at: int) -> Iterator[_Spa
         while waiting and waiting[-1].start <= start:
             active.append(waiting.pop())
         active = [use for use in active if use.stop > start]
-        if active or chunk.crc is not None:
-            yield from _slices(start, stop, tuple(active))
+        yield from _slices(start, stop, tuple(active))
 
 
 def _slices(start: int, stop: int, uses: tuple[Use, ...]) -> Iterator[_Span]:

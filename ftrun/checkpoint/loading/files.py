@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from ftrun.checkpoint.checksums import CHUNK
 from ftrun.checkpoint.layout import MANIFEST, attempt_key
 from ftrun.checkpoint.loading.chunks import SCRATCH, Chunk, Damaged, Into, read_chunk
+from ftrun.checkpoint.loading.tiers import Replaced
 from ftrun.checkpoint.manifest import BadManifestError, Manifest
-from ftrun.errors import CheckpointError, CorruptCheckpoint, UsageError
+from ftrun.errors import CheckpointError, CorruptCheckpoint, LostSnapshot, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from ftrun.checkpoint.checksums import FileRecord
     from ftrun.checkpoint.layout import AttemptName, Root
     from ftrun.checkpoint.loading.chunks import Use
     from ftrun.checkpoint.loading.tiers import Copies, SealedCopies
@@ -64,7 +66,7 @@ class Files:
         self._scratch = _Scratch()
         self._manifest = None if sealed is not None else self._read_manifest()
         if sealed is not None and not _is_whole(sealed):
-            self.require_commit("not all of its ranks have sealed it")
+            self._require_commit("not all of its ranks have sealed it")
 
     @property
     def manifest(self) -> Manifest | None:
@@ -92,8 +94,8 @@ class Files:
         # A network is waited for; a disk's bytes are copied, for which more threads than cores only get in the way.
         self._threads = num_threads(1 if self._root.storage.remote else ranks)
 
-    def size(self, file: str) -> int:
-        """What a file's size must be.
+    def record(self, file: str) -> FileRecord:
+        """What a file must be, by the manifest, or else by the seal of its rank.
 
         Raises:
             CorruptCheckpoint: the checkpoint has no such file.
@@ -102,12 +104,20 @@ class Files:
             record = self._manifest.files.get(file)
             if record is None:
                 raise self.corrupt(MANIFEST, f"does not list {file}")
-            return record.size
+            return record
         assert self._sealed is not None
-        size = self._sealed.size(file)
-        if size is None:
+        record = self._sealed.record(file)
+        if record is None:
             raise self.corrupt(file, "is named by no seal")
-        return size
+        return record
+
+    def size(self, file: str) -> int:
+        """What a file's size must be.
+
+        Raises:
+            CorruptCheckpoint: the checkpoint has no such file.
+        """
+        return self.record(file).size
 
     def content(self, file: str) -> bytes:
         """All of a small file.
@@ -137,16 +147,16 @@ class Files:
         middle = int(first * len(work))
         _in_threads([_bound(self._read, *each) for each in work[middle:] + work[:middle]], self._threads)
 
-    def require_commit(self, problem: str, *, damaged: bool = False) -> None:
+    def _require_commit(self, problem: str, *, damaged: bool = False) -> None:
         """Go on with what the root holds, for a snapshot in memory that turned out to be unusable.
 
         Args:
             problem: what is wrong with it.
-            damaged: its bytes are not those that were written, and never will be; no keeper can commit it.
+            damaged: its bytes are not those that were sealed, and never will be; no keeper can commit it.
 
         Raises:
             CorruptCheckpoint: it was never committed, and is damaged: an older one must do.
-            CheckpointError: it was never committed.
+            LostSnapshot: it was never committed, as far as can be told: an older one must do now.
         """
         with self._lock:
             if self._manifest is not None:
@@ -157,9 +167,9 @@ class Files:
                 if damaged and isinstance(error, CorruptCheckpoint):
                     what = f"{problem} in this node's memory, and it isn't committed: {error.detail}"
                     raise CorruptCheckpoint(what, str(self.name)) from error
-                raise CheckpointError(
+                raise LostSnapshot(
                     f"snapshot {self.name} in this node's memory can't be used: {problem}; it isn't committed either "
-                    f"({error}), so only an older checkpoint is left to resume from"
+                    f"({getattr(error, 'detail', error)}), so only an older checkpoint is left to resume from"
                 ) from error
             self._note(f"snapshot {self.name} in memory can't be used: {problem}; its commit is read instead")
 
@@ -169,10 +179,13 @@ class Files:
 
     def _read(self, file: str, number: int, uses: Sequence[Use]) -> None:
         """Read a chunk from the nearest tier that has it whole."""
-        problem = ""
+        problems: list[tuple[str, str]] = []  # tiers, and what is wrong with their copies
+        lost = False  # the snapshot made way for another one
         for copies in self._copies():
-            if self._manifest is None and copies is not self._sealed:
-                self.require_commit(f"{file} {problem or 'is missing'}")
+            if self._manifest is None and copies is self._last:
+                what = problems[0][1] if problems else "is missing"
+                self._require_commit(f"{file} {what}", damaged=not lost)
+                problems.clear()
             chunk = self._chunk(file, number)
             try:
                 with copies.opened(chunk) as descriptor:
@@ -182,15 +195,16 @@ class Files:
             except Damaged as error:
                 if copies is self._last:
                     raise self.corrupt(file, str(error)) from error
-                problem = str(error)
+                problems.append((copies.where, str(error)))
+                lost = lost or isinstance(error, Replaced)
             except OSError as error:
                 if copies is self._last:
                     raise
-                problem = f"can't be read: {error.strerror or error}"
+                problems.append((copies.where, f"can't be read: {error.strerror or error}"))
             else:
+                for where, what in problems:
+                    self._note(f"checkpoint {self.name}: {file} in {where} {what}; another copy is read")
                 return
-            if self._manifest is not None:
-                self._note(f"checkpoint {self.name}: {file} in {copies.where} {problem}; another copy is read")
         raise AssertionError("the root's copies answer, or raise")
 
     def _copies(self) -> Iterator[Copies]:
@@ -198,9 +212,8 @@ class Files:
         yield self._last
 
     def _chunk(self, file: str, number: int) -> Chunk:
-        size = self.size(file)
-        crc = self._manifest.files[file].chunks[number] if self._manifest is not None else None
-        return Chunk(file, size, number, crc)
+        record = self.record(file)
+        return Chunk(file, record.size, number, record.chunks[number])
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -214,6 +227,8 @@ class Files:
         except BadManifestError as error:
             raise self.corrupt(MANIFEST, str(error)) from error
         except (FileNotFoundError, NotADirectoryError) as error:
+            if self._sealed is None:
+                self._require_root()
             raise self.corrupt(MANIFEST, "is missing") from error
         except CheckpointError:
             raise
@@ -228,6 +243,18 @@ class Files:
                 "whose checkpoints this version can't read: resume it with that version, or start over with --fresh"
             )
         return manifest
+
+    def _require_root(self) -> None:
+        """A root that is away says nothing about the checkpoint: it must not count as damaged.
+
+        Raises:
+            CheckpointError: it doesn't show the checkpoint at all.
+        """
+        if self.name not in self._root.attempts():
+            raise CheckpointError(
+                f"{self._root.url} doesn't show {self.name} any more, from which this run is to resume: is it mounted, "
+                "or was that deleted?"
+            )
 
 
 class _Scratch(threading.local):

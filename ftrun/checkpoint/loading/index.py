@@ -54,9 +54,6 @@ class Index:
         try:
             record = RankRecord.from_bytes(self._files.content(name))
         except ValueError as error:
-            if self._files.manifest is None:  # the seal doesn't vouch for the bytes, and the record does itself
-                self._files.require_commit(f"{name} {error}", damaged=True)
-                return self._read(rank)
             raise self._files.corrupt(name, str(error)) from error
         if (record.attempt, record.rank) != (str(self._files.name), rank):
             raise self._files.corrupt(name, f"is that of rank {record.rank} of {record.attempt}")

@@ -86,12 +86,12 @@ class NodeCache:
         """
         with contextlib.ExitStack() as stack:
             entry = self._entry(chunk, stack)
-            if entry is not None and entry.done:
-                return entry.open()
+            kept = entry.open() if entry is not None and entry.done else None
+            if kept is not None:
+                return kept
             data = self._download(chunk)
-            if entry is not None and entry.put(data):
-                return entry.open()
-            return _in_memory(chunk, data)
+            kept = entry.open() if entry is not None and entry.put(data) else None
+            return kept if kept is not None else _in_memory(chunk, data)
 
     def _entry(self, chunk: Chunk, stack: contextlib.ExitStack) -> _Entry | None:
         """The chunk's place in the cache, which is done, or claimed; None where this process must do without."""
@@ -110,7 +110,7 @@ class NodeCache:
                 self._read_into(chunk.file, chunk.start, view)
             except EOFError as error:
                 raise Damaged(f"ends before its {chunk.size} bytes") from error
-            if chunk.crc is None or crc32c(view) == chunk.crc:
+            if crc32c(view) == chunk.crc:
                 return view
         raise Damaged(f"chunk {chunk.number} (bytes {chunk.start} to {chunk.stop - 1}) fails its checksum")
 
@@ -194,9 +194,12 @@ class _Entry:
             return False
         return True
 
-    def open(self) -> int:
-        """The file, open for reading."""
-        return os.open(self._data, os.O_RDONLY | os.O_CLOEXEC)
+    def open(self) -> int | None:
+        """The file, open for reading; None where somebody has removed it: that says nothing about the checkpoint."""
+        try:
+            return os.open(self._data, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
 
 
 def _write(path: Path, offset: int, data: memoryview) -> None:

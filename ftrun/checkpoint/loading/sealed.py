@@ -41,8 +41,24 @@ def newest_sealed(tier: Tier, run_id: str, since: int, *, exclude: Collection[st
         since: epoch at which the lineage began.
         exclude: names that are not wanted.
     """
-    seals = [seal for _, seal in tier.sealed() if seal.attempt not in exclude and are_files_whole(seal)]
+    seals = [seal for _, seal in tier.sealed() if seal.attempt not in exclude and not problem_of(seal)]
     return choose(seals, run_id, since)
+
+
+def spoilt(tier: Tier, run_id: str, since: int) -> dict[AttemptName, str]:
+    """The snapshots of a run that lack a file of those that were sealed, and what is wrong with it.
+
+    Args:
+        tier: the node's memory tier; it need not exist.
+        run_id: identity of the run.
+        since: epoch at which the lineage began.
+    """
+    found = {}
+    for _, seal in tier.sealed():
+        name, problem = AttemptName.parse(seal.attempt), problem_of(seal)
+        if problem and name is not None and name.epoch >= since and seal.run_id == run_id:
+            found[name] = problem
+    return found
 
 
 def choose(seals: Iterable[Seal], run_id: str, since: int) -> SealedPoint | None:
@@ -66,16 +82,20 @@ def is_sane(seal: Seal, name: AttemptName) -> bool:
     return rank_json(seal.rank) in seal.files and all(map(is_file_name, seal.files))
 
 
-def are_files_whole(seal: Seal) -> bool:
-    """Whether its files are there with the sizes that it says."""
-    for path, size in seal.files.values():
+def problem_of(seal: Seal) -> str:
+    """Which of its files isn't there with its size; empty for none. Their bytes are verified when they are read."""
+    for file, (path, record) in seal.files.items():
         try:
             status = os.stat(path, follow_symlinks=False)
-        except (OSError, ValueError):
-            return False
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
-            return False
-    return True
+        except FileNotFoundError:
+            return f"{file} is missing in this node's memory"
+        except (OSError, ValueError) as error:
+            return f"{file} can't be read in this node's memory: {error}"
+        if not stat.S_ISREG(status.st_mode):
+            return f"{file} is no regular file in this node's memory"
+        if status.st_size != record.size:
+            return f"{file} has {status.st_size} bytes in this node's memory instead of {record.size}"
+    return ""
 
 
 def _is_complete(seals: Mapping[int, Seal]) -> bool:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ftrun.checkpoint.checksums import FileRecord
     from ftrun.checkpoint.layout import AttemptName, Root
     from ftrun.checkpoint.loading.chunks import Chunk
     from ftrun.checkpoint.loading.node_cache import NodeCache
@@ -30,17 +31,21 @@ class Copies(Protocol):
         """The tier, for messages."""
 
     def opened(self, chunk: Chunk) -> contextlib.AbstractContextManager[int]:
-        """A descriptor to read a chunk from, in a block that ends well only if what was read in it is whole.
+        """A descriptor to read a chunk from, in a block.
 
         Raises:
             FileNotFoundError: this tier has no such file.
-            Damaged: it has another size, or may have changed while it was read.
+            Damaged: it has another size, or what the block raised of it.
             OSError: it can't be read.
         """
 
 
+class Replaced(Damaged):
+    """A slot holds another snapshot now: the bytes that were sealed are gone, and none of them is damaged."""
+
+
 class SealedCopies:
-    """Files in sealed slots of the memory tier.
+    """Files in sealed slots of the memory tier. What each is to be, the seal of its rank says.
 
     Attributes:
         seals: the seals of the attempt by rank.
@@ -56,8 +61,8 @@ class SealedCopies:
                 self.seals[seal.rank] = seal
                 self._files |= {file: (path, slot, seal) for file, (path, _) in seal.files.items()}
 
-    def size(self, file: str) -> int | None:
-        """A file's size as its seal says it; None where no seal names it."""
+    def record(self, file: str) -> FileRecord | None:
+        """What a file is as its seal says it; None where no seal names it."""
         found = self._files.get(file)
         return None if found is None else found[2].files[file][1]
 
@@ -67,11 +72,16 @@ class SealedCopies:
         if chunk.file not in self._files:
             raise FileNotFoundError(chunk.file)
         path, slot, seal = self._files[chunk.file]
-        with _opened(path, chunk.size) as descriptor:
-            yield descriptor
-        # The slot may have been filled anew: then its seal is gone, or another.
-        if slot.read_seal() != seal:
-            raise Damaged("was replaced by a later snapshot")
+        try:
+            with _opened(path, chunk.size) as descriptor:
+                yield descriptor
+        except (Damaged, OSError) as error:
+            # The slot may have been filled anew: then its seal is gone, or another.
+            if slot.read_seal() != seal:
+                raise Replaced("was replaced by a later snapshot") from error
+            if isinstance(error, FileNotFoundError):
+                raise Damaged("is missing") from error
+            raise
 
 
 class LocalCopies:
@@ -85,8 +95,6 @@ class LocalCopies:
     @contextlib.contextmanager
     def opened(self, chunk: Chunk) -> Iterator[int]:
         """See :class:`Copies`."""
-        if chunk.crc is None:
-            raise FileNotFoundError(chunk.file)  # nobody could tell whether it is whole
         with _opened(self._directory / chunk.file, chunk.size) as descriptor:
             yield descriptor
 

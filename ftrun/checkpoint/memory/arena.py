@@ -7,8 +7,8 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
+from ftrun.checkpoint.memory.files import make_directory, remove
 from ftrun.checkpoint.memory.slot_memory import NoRoomError, SlotMemory
-from ftrun.checkpoint.memory.tier import remove
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -39,7 +39,8 @@ class Arena:
         self._fallback = fallback / f"{tier.path.name}-r{rank:05d}"
         self._device = device
         self._lock = threading.Lock()
-        self._memories = {slot: SlotMemory(_target(slot), device=device) for slot in self._slots}
+        # An earlier attempt may have put payloads into files.
+        self._memories = {slot: SlotMemory(slot.stand_in or slot.payload, device=device) for slot in self._slots}
         self._given_up: set[Slot] = set()
         self._said: set[str] = set()
 
@@ -114,7 +115,7 @@ class Arena:
         self._memories[slot] = SlotMemory(path, device=self._device)
         self._memories[slot].resize(size)
         # Whoever removes the tier finds by this link what else there is to remove.
-        slot.directory.mkdir(mode=0o700, exist_ok=True)
+        make_directory(slot.directory)
         remove(slot.payload)
         slot.payload.symlink_to(path)
 
@@ -145,8 +146,3 @@ class Arena:
         with self._lock:
             for memory in self._memories.values():
                 memory.close()
-
-
-def _target(slot: Slot) -> Path:
-    """Where an earlier attempt has put the payload, if that was not in shared memory."""
-    return slot.payload.readlink() if slot.payload.is_symlink() else slot.payload

@@ -2,6 +2,9 @@
 
 Where there is no room for one, its content goes into a file below the system's directory for temporary files, and a
 link stands in the tier: that takes no room in shared memory. Readers follow it without noticing.
+
+Something else that has the name of one of these files, a directory or a named pipe, can't be ours: nobody waits for it,
+and whoever needs the name moves it aside and says so.
 """
 
 from __future__ import annotations
@@ -9,12 +12,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import os
+import secrets
 import stat
 import tempfile
 from pathlib import Path
 
+_log = logging.getLogger(__name__)
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FOREIGN = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def put(path: Path, content: bytes) -> None:
@@ -24,7 +37,7 @@ def put(path: Path, content: bytes) -> None:
         OSError: the directory is gone, or there is no room on the disk either.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    before = _elsewhere(path)
+    before = _elsewhere(path, _kind(path))
     try:
         after = _write(path, temporary, content)
         temporary.replace(path)
@@ -35,20 +48,64 @@ def put(path: Path, content: bytes) -> None:
         _drop(before)
 
 
+def read(path: Path) -> bytes:
+    """All of a small file. Whatever else has its name is not waited for.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it can't be read, or is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
 def remove(path: Path) -> None:
     """Remove a file if it is there, and what it stands for elsewhere."""
-    elsewhere = _elsewhere(path)
-    with contextlib.suppress(FileNotFoundError):
+    elsewhere = _elsewhere(path, _kind(path))
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()
     if elsewhere is not None:
         _drop(elsewhere)
+
+
+def make_way(path: Path, *, link: bool = False) -> None:
+    """Move aside what has a file's name and is none.
+
+    Args:
+        path: the name.
+        link: a link is none either.
+
+    Raises:
+        OSError: it can't be moved.
+    """
+    if stat.S_ISLNK(_kind(path)) and link:
+        _put_aside(path, "a link")
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for this user only; what else has its name is moved aside.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        _put_aside(path, "no directory")
+        path.mkdir(mode=0o700)
 
 
 def drop_elsewhere(directory: Path) -> None:
     """Remove what lies elsewhere for links in a directory or below it, before that is removed itself."""
     for parent, _, names in os.walk(directory):
         for name in names:
-            elsewhere = _elsewhere(Path(parent, name))
+            elsewhere = _elsewhere(Path(parent, name), stat.S_IFLNK)
             if elsewhere is not None:
                 _drop(elsewhere)
 
@@ -97,8 +154,30 @@ def _write(path: Path, temporary: Path, content: bytes) -> Path | None:
     return spare
 
 
-def _elsewhere(path: Path) -> Path | None:
+def _kind(path: Path) -> int:
+    """What has a file's name: a file, a link or a socket, or 0 for nothing; anything else is moved aside."""
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    if kind not in _FOREIGN:
+        return kind
+    _put_aside(path, _FOREIGN[kind])
+    return 0
+
+
+def _put_aside(path: Path, what: str) -> None:
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.foreign")
+    with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+        path.rename(aside)
+        said = "ftrun: %s is %s, which ftrun never puts there: it was moved to %s, and goes when the run ends"
+        _log.warning(said, path, what, aside)
+
+
+def _elsewhere(path: Path, kind: int) -> Path | None:
     """The file outside shared memory that one in it stands for; None for a plain one, or none."""
+    if not stat.S_ISLNK(kind):
+        return None
     try:
         target = Path(os.readlink(path))
     except OSError:

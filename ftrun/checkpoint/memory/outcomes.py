@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.layout import AttemptName
+from ftrun.checkpoint.memory.files import make_directory, read
 from ftrun.checkpoint.memory.tier import put, remove
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Outcome:
         size: bytes of all files of all ranks; 0 where it was not committed.
         differ: names of tensors whose content differs between ranks that should hold the same.
         heard: the keeper says it, or has heard it from a worker: then the run's events and the other nodes have it.
+        final: another save of the same state would be refused for the same reason.
     """
 
     attempt: str
@@ -48,6 +50,7 @@ class Outcome:
     size: int
     differ: tuple[str, ...] = ()
     heard: bool = False
+    final: bool = False
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -83,7 +86,11 @@ class Outcomes:
         Raises:
             OSError: the tier is gone or full.
         """
-        put(self._path(outcome.attempt), outcome.to_bytes())
+        try:
+            put(self._path(outcome.attempt), outcome.to_bytes())
+        except NotADirectoryError:
+            make_directory(self._directory)
+            put(self._path(outcome.attempt), outcome.to_bytes())
         for name in self._names()[:-_KEEP]:
             remove(self._directory / name)
 
@@ -120,7 +127,7 @@ class Outcomes:
 
     def _read(self, path: Path) -> Outcome | None:
         try:
-            return Outcome.from_bytes(path.read_bytes())
+            return Outcome.from_bytes(read(path))
         except (OSError, ValueError):
             return None
 

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftrun.checkpoint.checksums import Checksums
+from ftrun.checkpoint.memory.files import make_way
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ftrun.checkpoint.checksums import FileRecord
 
 _CHUNK = 64 * 2**20  # allocated and mapped at a time, so that a thread that waits for the GIL gets it
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not among Python's constants before 3.14
@@ -68,6 +73,12 @@ class SlotMemory:
         """A part of it as a tensor. ``offset`` is a multiple of the element size."""
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         return self._bytes[offset : offset + size].view(dtype).view(shape)
+
+    def record(self) -> FileRecord:
+        """What its bytes are now. Other threads run meanwhile, but for the time between two chunks."""
+        sums = Checksums()
+        sums.update(self._bytes[: self.size].numpy().data)
+        return sums.record()
 
     def resize(self, size: int) -> None:
         """Give the file this size, all its pages allocated, and map it. Quick when it has the size already.
@@ -125,6 +136,7 @@ class SlotMemory:
             self.close()  # somebody removed the file: what is written to it would be seen by nobody
         if self._descriptor is None:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_way(self.path, link=True)  # what a link leads to is somebody else's
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def _register(self) -> None:

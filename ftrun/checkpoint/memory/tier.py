@@ -27,7 +27,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftrun.checkpoint.memory.files import drop_elsewhere, own, put, remove
+from ftrun.checkpoint.memory.files import drop_elsewhere, make_directory, own, put, read, remove
 from ftrun.checkpoint.records import Seal
 from ftrun.errors import UsageError
 
@@ -74,17 +74,40 @@ class Slot:
         """There when they are safe elsewhere."""
         return self.directory / f"{self.number}.drained"
 
+    @property
+    def stand_in(self) -> Path | None:
+        """The file on a disk that a link in the payload's place leads to, where shared memory was too small."""
+        try:
+            target = Path(os.readlink(self.payload))
+        except OSError:
+            return None
+        # Of a directory that is named after the tier and the rank; what else a link leads to is somebody else's.
+        ours = target.name == self.payload.name and target.parent.name.endswith(f"-{self.directory.name}")
+        return target if ours else None
+
     def read_seal(self) -> Seal | None:
         """The seal; None where there is none, or where it is damaged."""
         try:
-            return Seal.from_bytes(self.seal.read_bytes())
+            return Seal.from_bytes(read(self.seal))
         except (OSError, ValueError):
             return None
+
+    def problem(self) -> str:
+        """Why the seal can't be read, though there is one; else empty."""
+        try:
+            Seal.from_bytes(read(self.seal))
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+        except OSError as error:
+            return f"can't be read: {error.strerror or error}"
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def is_marked(self, marker: Path, attempt: str) -> bool:
         """Whether ``draining`` or ``drained`` is set for an attempt."""
         try:
-            return marker.read_text() == attempt
+            return read(marker) == attempt.encode()
         except OSError:
             return False
 
@@ -133,7 +156,7 @@ class Tier:
         """
         for directory in (self.path.parent, self.path):
             own(directory)
-        self.outcomes.mkdir(exist_ok=True)
+        make_directory(self.outcomes)
 
     def require(self) -> None:
         """:meth:`create`, where the user is to be told why that can't be.
@@ -149,9 +172,9 @@ class Tier:
 
     def remove(self) -> None:
         """Remove it, and the files elsewhere that stand in for shared memory where there was too little."""
-        for link in self.path.glob("r[0-9]*/*.safetensors"):
-            if link.is_symlink():
-                elsewhere = link.readlink()
+        for slot in self._all_slots():
+            elsewhere = slot.stand_in
+            if elsewhere is not None:
                 with contextlib.suppress(OSError):
                     elsewhere.unlink(missing_ok=True)
                     elsewhere.parent.rmdir()
@@ -164,11 +187,14 @@ class Tier:
 
     def sealed(self) -> list[tuple[Slot, Seal]]:
         """All sealed slots of all ranks."""
-        found = []
-        for directory in sorted(self.path.glob("r[0-9]*")):
-            for number in range(NUM_SLOTS):
-                slot = Slot(directory, number)
-                seal = slot.read_seal()
-                if seal is not None:
-                    found.append((slot, seal))
-        return found
+        read_seals = ((slot, slot.read_seal()) for slot in self._all_slots())
+        return [(slot, seal) for slot, seal in read_seals if seal is not None]
+
+    def damaged(self) -> list[tuple[Slot, str]]:
+        """Slots with a seal that can't be read, and why, fit to follow the seal's path."""
+        problems = ((slot, slot.problem()) for slot in self._all_slots())
+        return [(slot, problem) for slot, problem in problems if problem]
+
+    def _all_slots(self) -> list[Slot]:
+        directories = sorted(self.path.glob("r[0-9]*"))
+        return [Slot(directory, number) for directory in directories for number in range(NUM_SLOTS)]

@@ -106,8 +106,10 @@ class Plan:
         """Digest of what ranks share, without those checksums, by the text of the ranks."""
         return self.draft.shared
 
-    def with_digests(self, digests: Mapping[str, str]) -> dict[str, TensorEntry]:
-        """The entries with the checksums of what was to be verified, in hexadecimal."""
+    def with_digests(self, digests: Mapping[str, str]) -> Mapping[str, TensorEntry]:
+        """The entries with the checksums of what was to be verified, in hexadecimal; as they are where nothing was."""
+        if not self.verify:
+            return self.entries
         found = {name: dataclasses.replace(self.entries[name], digest=digests[name]) for name in self.verify}
         return {**self.entries, **found}
 

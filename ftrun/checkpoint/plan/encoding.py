@@ -8,41 +8,25 @@ address are the same, whatever object it is. Few may lie elsewhere: values that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 
 from ftrun.checkpoint import state
-from ftrun.checkpoint.dtensors import is_dtensor, parts_of, specs_of
+from ftrun.checkpoint.dtensors import is_dtensor, parts_of
+from ftrun.checkpoint.plan.lying import Layout, Look, look, same_empty
 from ftrun.checkpoint.refusals import Refused
-from ftrun.checkpoint.state import Alike, Encoded, Walk
+from ftrun.checkpoint.state import Alike, Encoded
+from ftrun.checkpoint.walk import Block, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+T = TypeVar("T")
+
 _MOVED = 64
 """Tensors that may lie elsewhere than in the save before; of more all is looked at anew."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """How the tensors of a state lie.
-
-    Attributes:
-        kinds: dtypes, shapes and strides, and how they are spread over ranks.
-        starts: addresses.
-        ends: addresses behind them.
-        devices: where each is.
-        empty: which of those without elements are one object; nothing else tells them apart.
-    """
-
-    kinds: tuple[Any, ...]
-    starts: Any
-    ends: Any
-    devices: list[torch.device]
-    empty: list[int]
 
 
 class Encoding:
@@ -67,8 +51,10 @@ class Encoding:
         parts = parts_of(walk.given)
         if parts is None:
             return encoded
-        self._walk = before = _Before(walk, _layout(walk.given, parts), encoded.tensors)
-        return Encoded(encoded.tree, encoded.tensors, before.alike(walk.given, before.layout.starts))
+        seen = look(walk.given, parts)
+        self._walk = before = _Before(walk, Layout.of(walk.given, parts, seen), encoded.tensors)
+        alike = before.alike(walk.given, parts, seen)
+        return Encoded(encoded.tree, encoded.tensors, alike, _settled(walk, before.blocks))
 
     def _again(self, value: object) -> Encoded | None:
         before = self._walk
@@ -82,19 +68,24 @@ class Encoding:
         if parts is None or walk.names != before.names or not walk.finished(before.bases):
             return None
         try:
-            starts = before.starts_of(walk.given, parts)
+            seen = look(walk.given, parts)
         except RuntimeError:  # of what has no memory, or no strides
             return None
-        if starts is None:
+        if not before.is_as_it_was(walk.given, parts, seen):
             return None
-        alike = before.alike(walk.given, starts)
-        return Encoded(tree, _Plain(before.numbers, alike.given), alike)
+        alike = before.alike(walk.given, parts, seen)
+        return Encoded(tree, _Plain(before.numbers, alike.given), alike, _settled(walk, before.blocks))
+
+
+def _settled(walk: Walk, blocks: Mapping[str, Block]) -> dict[str, Any]:
+    """The nodes of those blocks that are taken over from walk to walk."""
+    return {name: block.node for name, block in walk.blocks.items() if blocks.get(name) is block}
 
 
 class _Plain(Mapping[str, torch.Tensor]):
     """Tensors by name, without gradient when they are asked for: most of them never are."""
 
-    def __init__(self, numbers: dict[str, int], given: list[torch.Tensor]) -> None:
+    def __init__(self, numbers: dict[str, int], given: Sequence[torch.Tensor]) -> None:
         self._numbers = numbers
         self._given = given
 
@@ -113,7 +104,7 @@ class _Plain(Mapping[str, torch.Tensor]):
 class _Before:
     """What is kept of a walk."""
 
-    def __init__(self, walk: Walk, layout: _Layout, stored: Collection[str]) -> None:
+    def __init__(self, walk: Walk, layout: Layout, stored: Collection[str]) -> None:
         self.blocks = walk.blocks
         self.names = walk.names
         self.bases = walk.bases
@@ -124,75 +115,39 @@ class _Before:
         self.numbers = {walk.names[number]: at for at, number in enumerate(self._kept)}
         self._token = object()
 
-    def _stored(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of all tensors that have bytes of their own."""
-        return tensors if self._all else [tensors[number] for number in self._kept]
-
-    def alike(self, given: list[torch.Tensor], starts: Any) -> Alike:
+    def alike(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], seen: Look) -> Alike:
         """What tells others that nothing has changed since the walk."""
-        return Alike(self._token, self._stored(given), starts if self._all else starts[self._places])
+        versions = None if seen.versions is None else self._stored(seen.versions)
+        starts = seen.starts if self._all else seen.starts[self._places]
+        return Alike(self._token, self._stored(given), self._stored(parts), starts, versions)
 
-    def starts_of(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Any | None:
-        """Addresses of the tensors now; None where they lie differently.
+    def _stored(self, of_all: Sequence[T]) -> Sequence[T]:
+        """Of something about each tensor what is about those that have bytes of their own."""
+        return of_all if self._all else [of_all[number] for number in self._kept]
+
+    def is_as_it_was(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], seen: Look) -> bool:
+        """Whether tensors lie as they did, apart from a few that lie elsewhere now.
 
         Args:
             given: the tensors.
             parts: what lies on this rank of each.
-
-        Raises:
-            RuntimeError: one of them has no address.
+            seen: what was seen of them.
         """
         layout = self.layout
-        if layout.kinds != _kinds(given, parts):
-            return None
-        starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
-        moved = np.flatnonzero(starts != layout.starts)
-        if len(moved) > _MOVED or True in set(map(torch.Tensor.is_neg, parts)) or _empty(given, layout) != layout.empty:
-            return None
-        return starts if self._are_free(moved, starts, parts) else None
+        if layout.kinds != seen.kinds or seen.negated:
+            return False
+        moved = np.flatnonzero(seen.starts != layout.starts)
+        if len(moved) > _MOVED or same_empty(given, layout.starts, layout.ends) != layout.empty:
+            return False
+        return self._are_free(moved, seen.starts, parts)
 
-    def _are_free(self, moved: Any, starts: Any, held: Sequence[torch.Tensor]) -> bool:
+    def _are_free(self, moved: Any, starts: Any, parts: Sequence[torch.Tensor]) -> bool:
         """Whether tensors that lie elsewhere now share memory with no other one, neither then nor now."""
         bound = {*self.bases, *self.bases.values()}
         ends = starts + (self.layout.ends - self.layout.starts)
         for number in moved.tolist():
             within = np.count_nonzero((starts < ends[number]) & (ends > starts[number]))
-            elsewhere = not (held[number].is_cpu and self.layout.devices[number].type == "cpu")
+            elsewhere = not (parts[number].is_cpu and self.layout.on_host[number])
             if number in bound or within > 1 or elsewhere or starts[number] == 0:
                 return False
         return True
-
-
-def _kinds(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    dtypes = [each.dtype for each in parts]
-    conj = [each.is_conj() for each in parts] if not _REAL.issuperset(dtypes) else None
-    return dtypes, [each.shape for each in parts], [each.stride() for each in parts], conj, specs_of(given)
-
-
-def _layout(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> _Layout:
-    starts = np.array([each.data_ptr() for each in parts], dtype=np.uint64)
-    ends = starts + np.array([_extent(each) for each in parts], dtype=np.uint64)
-    layout = _Layout(_kinds(given, parts), starts, ends, [each.device for each in parts], [])
-    return replace(layout, empty=_empty(given, layout))
-
-
-def _empty(given: Sequence[torch.Tensor], layout: _Layout) -> list[int]:
-    """For each tensor without elements the number of the first that is the same object."""
-    first: dict[int, int] = {}
-    return [first.setdefault(id(given[each]), each) for each in np.flatnonzero(layout.starts == layout.ends).tolist()]
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the last."""
-    if tensor.numel() == 0 or tensor.is_contiguous():
-        return tensor.nbytes
-    reach = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.dtype.itemsize
-
-
-_REAL = frozenset(
-    {
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
-        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    }
-)

@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 
 @dataclass(frozen=True, order=True)
@@ -60,6 +61,11 @@ class Piece:
     stop: int
     file: str
     offset: int
+
+    def to_json(self) -> list[Any]:
+        """As JSON."""
+        box = self.box
+        return [self.tensor, list(box.offset), list(box.shape), self.start, self.stop, self.file, self.offset]
 
 
 def share(numel: int, member: int, members: int, granule: int = 1) -> tuple[int, int]:

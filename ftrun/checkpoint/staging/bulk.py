@@ -1,22 +1,23 @@
-"""Many tensors that are not large: moved by address, with nothing done for each of them that the save before has done.
+"""What lies in memory as it does in the file: moved by address, with nothing done again that the save before has done.
 
-What they have in common from save to save is worked out once: sizes, places in the file, and which of them may be
-copied while training goes on. At a save only addresses are added up, and counters read.
+What such tensors have in common from save to save is worked out once: sizes, places in the file, and which of them may
+be copied while training goes on. At a save only addresses are added up, and counters read.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftrun.checkpoint.staging.moves import LARGE, PROBES, SLICE, SMALL, Block, is_plain
-from ftrun.checkpoint.staging.trust import TRIALS, is_spread, local
+from ftrun.checkpoint.staging.cut import Cut
+from ftrun.checkpoint.staging.moves import SMALL, is_plain
+from ftrun.checkpoint.staging.runs import Picked, Runs, Words
+from ftrun.checkpoint.staging.trust import TRIALS, Versions, is_spread, local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
 
@@ -24,65 +25,30 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.staging.trust import Owned, Trust
     from ftrun.checkpoint.state import Alike
 
-_WORDS = 2
-"""Words of 8 bytes of each tensor that are looked at twice: a write to all of it changes them. Each costs a cache miss
-of its own, which training waits for; so they are few, and others at each save."""
 
-_GOLDEN = 0.6180339887498949
-"""By which they move on, so that they come by everywhere soon."""
+@dataclass(frozen=True)
+class Ordered:
+    """What to do with some tensors at a save.
 
-_memmove = ctypes.memmove
-_Memory = ctypes.c_uint64 * 2**44
-
-
-class Many:
-    """Some runs of memory to be moved."""
-
-    def __init__(self, targets: list[int], sources: list[int], sizes: list[int]) -> None:
-        self._targets, self._sources, self._sizes = targets, sources, sizes
-
-    def tasks(self) -> Iterator[Callable[[], None]]:
-        """Work worth passing to another thread, none of much more than a slice."""
-        ends = np.cumsum(self._sizes)
-        first = 0
-        while first < len(ends):
-            done = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, done + SLICE, side="right")))
-            yield partial(self._move, first, last)
-            first = last
-
-    def _move(self, first: int, last: int) -> None:
-        part = slice(first, last)
-        for target, source, size in zip(self._targets[part], self._sources[part], self._sizes[part], strict=True):
-            _memmove(target, source, size)
-
-
-class Words:
-    """Some words of some tensors as they are now, to be looked at again. The tensors stay alive meanwhile.
-
-    Args:
-        names: of the tensors.
-        starts: their addresses.
-        sizes: their sizes, each more than two words.
-        turn: number of the save.
+    Attributes:
+        now: what is moved before the save returns.
+        later: what is moved before the fence.
+        probes: moved before the save returns too, and compared at the end.
+        words: compared at the end.
+        names: of what is moved later, probes included.
+        versions: counters of those.
     """
 
-    def __init__(self, names: list[str], starts: Any, sizes: Any, turn: int) -> None:
-        self._names = names
-        base = int(starts.min()) // 8 * 8 if names else 8
-        first = (starts + 7) // 8
-        last = (starts + sizes) // 8 - 1
-        steps = (np.arange(_WORDS)[None, :] / _WORDS + turn * _GOLDEN) % 1.0
-        within = ((last - first + 1)[:, None] * steps).astype(np.uint64)
-        self._places = (first[:, None] + within - base // 8).astype(np.int64)
-        # All memory from there on as an array, of which no other words are read.
-        self._memory = np.ctypeslib.as_array(_Memory.from_address(base))
-        self._then = self._memory.take(self._places)
+    now: Runs
+    later: Runs
+    probes: Runs
+    words: Words
+    names: Sequence[str]
+    versions: Versions
 
     def changed(self) -> set[str]:
-        """Names of tensors that are not the same any more."""
-        differ = (self._memory.take(self._places) != self._then).any(axis=1)
-        return {self._names[number] for number in np.flatnonzero(differ).tolist()}
+        """Names of tensors that were written to since."""
+        return self.probes.changed() | self.words.changed() | self.versions.changed()
 
 
 class Bulk:
@@ -113,6 +79,9 @@ class Bulk:
         levels = [trust.level(each.name) if each.tensor.nbytes > SMALL else -1 for each in chosen]
         self._on_trial = np.array([0 <= level < TRIALS for level in levels], dtype=bool)
         self._later = np.array([level >= TRIALS for level in levels], dtype=bool)
+        self._owners = _Owners()
+        self._watched = _Watched(np.zeros(0, dtype=np.int64), self)
+        self._cut = Cut.of_all(self._sizes.tolist())
 
     def order(self, alike: Alike, owned: Owned | None, address: int, turn: int) -> Ordered | None:
         """What to do at a save; None where some tensors are on trial.
@@ -122,76 +91,99 @@ class Bulk:
             owned: memory of the tracked optimizers; None where everything is copied at once.
             address: of the slot.
             turn: number of the save.
+
+        Raises:
+            RuntimeError: one of the tensors has no counter of writes.
         """
-        sources = alike.addresses[self._numbers] + self._shifts
-        targets = self._offsets + np.uint64(address)
-        given = alike.given
-        mine, others = self._mine(given, owned)
+        mine, others = self._mine(alike, owned)
         if (self._on_trial & mine).any():
             return None
-        later = np.flatnonzero(self._later & mine)
-        probe = (np.arange(len(later)) + turn) % PROBES == 0
-        probes, later = later[probe], later[~probe]
-        now = np.ones(len(sources), dtype=bool)
-        now[later] = now[probes] = False
-        runs = [np.flatnonzero(now), later, probes]
-        moves = [Many(targets[each].tolist(), sources[each].tolist(), self._sizes[each].tolist()) for each in runs]
-        blocks = [
-            Block(self._names[each], int(targets[each]), int(sources[each]), int(self._sizes[each]))
-            for each in probes.tolist()
-        ]
-        watched = np.concatenate([later, probes])
-        names = [self._names[each] for each in watched.tolist()]
-        words = Words([self._names[each] for each in later.tolist()], sources[later], self._sizes[later], turn)
-        tensors = [given[each] for each in self._numbers[watched].tolist()]
-        for number in watched[self._spread[watched]].tolist():  # writes to the local part don't count for the whole
-            names.append(self._names[number])
-            tensors.append(local(given[self._numbers[number]]))
-        for number in [each for each in watched.tolist() if each in others] if others else ():
-            names.append(self._names[number])
-            tensors.append(others[number])
-        return Ordered(moves[0], moves[1], blocks, words, names, tensors)
+        trusted = self._later & mine
+        parts = self._cut.at(trusted, turn)
+        sources = alike.addresses[self._numbers] + self._shifts
+        targets = self._offsets + np.uint64(address)
+        now, probes, later = (
+            Runs(Picked(self._names, cut.of), targets[cut.of] + cut.starts, sources[cut.of] + cut.starts, cut.sizes)
+            for cut in (parts.now, parts.probes, parts.later)
+        )
+        small = parts.small
+        words = Words(Picked(self._names, small.of), sources[small.of] + small.starts, small.sizes, turn)
+        which = np.flatnonzero(trusted)
+        versions = self._versions(which, alike, others)
+        return Ordered(now, later, probes, words, Picked(self._names, which), versions)
 
-    def _mine(self, given: Sequence[torch.Tensor], owned: Owned | None) -> tuple[Any, dict[int, torch.Tensor]]:
+    def _versions(self, trusted: Any, alike: Alike, others: Mapping[int, torch.Tensor]) -> Versions:
+        """Counters of what is moved later: of its part here, of the whole where that is spread, and of its owner."""
+        if alike.versions is None:
+            raise RuntimeError("a tensor has no counter")
+        if not np.array_equal(self._watched.trusted, trusted):
+            self._watched = _Watched(trusted, self)
+        watched, versions = self._watched, Versions()
+        parts = [alike.parts[number] for number in watched.numbers]
+        versions.note(watched.names, parts, [alike.versions[number] for number in watched.numbers])
+        versions.watch_all(watched.spread_names, [alike.given[number] for number in watched.spread])
+        chosen = [number for number in trusted.tolist() if number in others] if others else []
+        versions.watch_all([self._names[each] for each in chosen], [others[each] for each in chosen])
+        return versions
+
+    def _mine(self, alike: Alike, owned: Owned | None) -> tuple[Any, dict[int, torch.Tensor]]:
         """Which tensors are optimizers'; and by number the owners of those that are another view of their memory."""
         others: dict[int, torch.Tensor] = {}
         if owned is None:
             return np.zeros(len(self._names), dtype=bool), others
-        identical = owned.identities
-        mine = np.array([id(each) in identical for each in given], dtype=bool)[self._numbers]
-        for number in np.flatnonzero((self._on_trial | self._later) & ~mine).tolist():
-            owner = owned.owner(given[self._numbers[number]])
+        identical = self._owners.among(alike.given, owned)
+        if self._owners.are_all:
+            owned.lie_at(alike.addresses[identical])
+        identical = identical[self._numbers]
+        mine = identical.copy()
+        for number in np.flatnonzero((self._on_trial | self._later) & ~identical).tolist():
+            owner = owned.owner(alike.given[self._numbers[number]])
             if owner is not None:
                 mine[number] = True
                 others[number] = owner
         return mine, others
 
 
-class Ordered:
-    """What to do with some tensors at a save.
+class _Watched:
+    """Which counters are read, as long as the same tensors are moved later."""
+
+    def __init__(self, trusted: Any, bulk: Bulk) -> None:
+        spread = trusted[bulk._spread[trusted]]
+        self.trusted = trusted
+        self.names, self.numbers = Picked(bulk._names, trusted), bulk._numbers[trusted].tolist()
+        # Writes to the local part don't count for the whole.
+        self.spread_names, self.spread = Picked(bulk._names, spread), bulk._numbers[spread].tolist()
+
+
+class _Owners:
+    """Which of some tensors are objects that optimizers own.
+
+    The answer is taken from the save before where both sides are the same objects in the same order. They live while
+    they are compared, so that identities that were given to others since do no harm.
 
     Attributes:
-        now: what is moved before the save returns.
-        later: what is moved before the fence.
-        probes: moved before the save returns too, and compared at the end.
-        words: compared at the end.
-        names: of what is moved later, probes included.
-        tensors: those.
+        are_all: no other tensor is owned.
     """
 
-    def __init__(
-        self,
-        now: Many,
-        later: Many,
-        probes: Sequence[Block],
-        words: Words,
-        names: list[str],
-        tensors: list[torch.Tensor],
-    ) -> None:
-        self.now, self.later, self.probes = now, later, probes
-        self.words, self.names, self.tensors = words, names, tensors
+    def __init__(self) -> None:
+        self.are_all = False
+        self._given: list[int] = []
+        self._owned: list[int] = []
+        self._identities: frozenset[int] = frozenset()
+        self._answer = np.zeros(0, dtype=bool)
+
+    def among(self, given: Sequence[torch.Tensor], owned: Owned) -> Any:
+        now = [*map(id, given)]
+        same = owned.objects == self._owned
+        if same:
+            owned.identities = self._identities
+        if not same or now != self._given:
+            self._given, self._owned, self._identities = now, owned.objects, owned.identities
+            self._answer = np.array([each in owned.identities for each in now], dtype=bool)
+            self.are_all = owned.tensors <= frozenset(now)
+        return self._answer
 
 
 def _is_bulk(copy: Copy) -> bool:
     tensor = copy.tensor
-    return 0 < tensor.nbytes < LARGE and is_plain(tensor) and tensor.is_contiguous()
+    return tensor.nbytes > 0 and is_plain(tensor) and tensor.is_contiguous()

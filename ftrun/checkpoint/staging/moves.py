@@ -31,9 +31,9 @@ PROBES = 64
 
 _HEAD = 1024
 
-_memmove = ctypes.memmove
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memmove = ctypes.memmove
+memcmp = ctypes.CDLL(None).memcmp
+memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -72,11 +72,11 @@ class Block:
 
     def run(self) -> None:
         """Copy."""
-        _memmove(self.target, self.source, self.size)
+        memmove(self.target, self.source, self.size)
 
     def is_same(self) -> bool:
         """Whether source and copy are equal."""
-        return bool(_memcmp(self.target, self.source, self.size) == 0)
+        return bool(memcmp(self.target, self.source, self.size) == 0)
 
 
 class Strided:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.layout import AttemptName
-from ftrun.checkpoint.memory.tier import remove
+from ftrun.checkpoint.memory.files import make_directory, read, remove
+from ftrun.checkpoint.records import Seal
 from ftrun.checkpoint.staging.work import remaining
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Slots:
         self._outcomes = outcomes
         self._when_busy = when_busy
         self._replaced = replaced
+        self._read: dict[int, tuple[bytes, str | None]] = {}
+        self._seen: dict[int, Held] = {}
 
     def may_save(self, besides: Slot | None = None) -> bool:
         """Whether a save that nobody insists on may begin now.
@@ -85,8 +88,8 @@ class Slots:
         return choose([self._held(slot) for slot in slots]) is not None
 
     def idle(self) -> list[Slot]:
-        """Slots that nobody needs now."""
-        return [slot for slot in self._arena.slots() if self._held(slot).free]
+        """Slots that nobody needs, as of when one was last taken."""
+        return [slot for slot in self._arena.slots() if slot.number in self._seen and self._seen[slot.number].free]
 
     def take(self, timeout: float) -> Slot | None:
         """An empty slot, waited for until the timeout; None where there was none."""
@@ -102,6 +105,7 @@ class Slots:
     def _try(self) -> Slot | None:
         slots = self._arena.slots()
         held = [self._held(slot) for slot in slots]
+        self._seen = {slot.number: each for slot, each in zip(slots, held, strict=True)}
         number = choose(held)
         if number is not None:
             return slots[number]
@@ -120,19 +124,41 @@ class Slots:
         return True
 
     def _held(self, slot: Slot) -> Held:
-        seal = slot.read_seal()
-        if seal is None:
+        attempt = self._sealed(slot)
+        if attempt is None:
             return Held()
-        draining = slot.is_marked(slot.draining, seal.attempt)
-        over = slot.is_marked(slot.drained, seal.attempt) or self._failed(seal.attempt)
-        return Held(seal.attempt, draining, over)
+        draining = slot.is_marked(slot.draining, attempt)
+        over = slot.is_marked(slot.drained, attempt) or self._failed(attempt)
+        return Held(attempt, draining, over)
+
+    def _sealed(self, slot: Slot) -> str | None:
+        """The attempt that a slot is sealed for; None for none. A seal is taken apart once: training waits for this."""
+        try:
+            content = read(slot.seal)
+        except OSError:
+            return None
+        if slot.number not in self._read or self._read[slot.number][0] != content:
+            self._read[slot.number] = content, _attempt_of(content)
+        return self._read[slot.number][1]
 
     def _failed(self, attempt: str) -> bool:
         outcome = self._outcomes.get(attempt)
         return outcome is not None and not outcome.committed
 
 
+def _attempt_of(seal: bytes) -> str | None:
+    try:
+        return Seal.from_bytes(seal).attempt
+    except ValueError:  # a damaged one says nothing
+        return None
+
+
 def empty(slot: Slot) -> None:
-    """Take away what says that a slot holds something. The seal first: a seal alone would be drained again."""
+    """Take away what says that a slot holds something. The seal first: a seal alone would be drained again.
+
+    Raises:
+        OSError: it can't be taken away.
+    """
+    make_directory(slot.directory)
     for marker in (slot.seal, slot.draining, slot.drained):
         remove(marker)

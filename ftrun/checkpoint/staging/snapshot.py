@@ -49,7 +49,7 @@ class Orders:
         probes: those that show by the end whether their tensors changed meanwhile.
         trial: movements, all of them in ``now``, to compare at the fence.
         versions: counters of the tensors that are moved later.
-        waiting: names of those tensors.
+        late: names of those tensors.
         trial_versions: counters of those on trial.
         bulk: what is moved as a bulk, besides.
         alive: what must not be freed meanwhile; movements know addresses only.
@@ -60,10 +60,15 @@ class Orders:
     probes: list[Move] = field(default_factory=list)
     trial: list[Move] = field(default_factory=list)
     versions: Versions = field(default_factory=Versions)
-    waiting: set[str] = field(default_factory=set)
+    late: set[str] = field(default_factory=set)
     alive: tuple[object, ...] = ()
     trial_versions: Versions = field(default_factory=Versions)
     bulk: Ordered | None = None
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """Names of all tensors that are moved later."""
+        return frozenset(self.late).union(self.bulk.names if self.bulk is not None else ())
 
 
 def order(
@@ -92,7 +97,7 @@ def order(
         every = moves(copy, memory)
         level = -1 if owned is None else _level(copy, orders, tensors, trust, owned)
         if level >= TRIALS:
-            orders.waiting.add(copy.name)
+            orders.late.add(copy.name)
             for move in every:
                 number += 1
                 now, later = split(move, number, turn)
@@ -107,16 +112,8 @@ def order(
 
 
 def add(orders: Orders, bulk: Ordered, given: Sequence[torch.Tensor]) -> Orders:
-    """Orders for the rest of a plan, with those for its bulk.
-
-    Raises:
-        RuntimeError: a tensor has no counter of writes.
-    """
+    """Orders for the rest of a plan, with those for its bulk."""
     orders.bulk = bulk
-    orders.versions.watch_all(bulk.names, bulk.tensors)
-    orders.now += bulk.probes
-    orders.probes += bulk.probes
-    orders.waiting.update(bulk.names)
     orders.alive = (*orders.alive, given)
     return orders
 
@@ -152,10 +149,12 @@ class Snapshot:
         self._streams = streams
         self._devices: list[DeviceCopies] = []
         # They are long tasks: a helper takes them first, and nobody waits for their end alone.
-        first = [task for name, task in digests.items() if name not in orders.waiting]
-        later = [task for name, task in digests.items() if name in orders.waiting]
+        waiting = orders.waiting if digests else frozenset()
+        first = [task for name, task in digests.items() if name not in waiting]
+        later = [task for name, task in digests.items() if name in waiting]
         many = orders.bulk
-        self._now = Work([*first, *_tasks(orders.now), *(many.now.tasks() if many else ())])
+        at_once = [*many.now.tasks(), *many.probes.tasks()] if many else []
+        self._now = Work([*first, *_tasks(orders.now), *at_once])
         self._later = Work([*later, *_tasks(orders.later), *(many.later.tasks() if many else ())])
         self._alone = not first and len(self._now) <= _FEW
         self._verdict: frozenset[str] | None = None
@@ -203,7 +202,8 @@ class Snapshot:
         with self._lock:
             if self._verdict is None:
                 changed = {move.name for move in _here(self._orders.probes) if not move.is_same()}
-                changed |= self._orders.bulk.words.changed() if self._orders.bulk is not None else set()
+                if self._orders.bulk is not None:
+                    changed |= self._orders.bulk.changed()
                 self._verdict = frozenset(changed | self._orders.versions.changed())
             return self._verdict
 

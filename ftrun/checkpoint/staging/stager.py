@@ -53,6 +53,7 @@ class Stager:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._trust = Trust()
         self._helper = Helper()
+        self._judge = Helper()  # while the first one sums up what it has copied
         self._fence = Fence(lambda: self.fence(by_step=True))
         self._pending: Snapshot | None = None
         self._lock = threading.Lock()
@@ -115,16 +116,16 @@ class Stager:
             self._bulk, self._known = Bulk(plan, plan.tensors, self._trust), known
         assert self._bulk is not None, "made above"
         owned = self._owned()
-        bulk = self._bulk.order(alike, owned, memory.address, self._turn)
+        try:
+            bulk = self._bulk.order(alike, owned, memory.address, self._turn)
+        except RuntimeError:  # of what was made in inference mode
+            return None
         if bulk is None:
             return None
         rest = plan.some(self._bulk.rest)
         tensors = {each.name: alike.given[self._bulk.places[each.name]] for each in rest}
         orders = snapshot.order(plan, memory, tensors, self._trust, owned, self._turn, rest)
-        try:
-            return snapshot.add(orders, bulk, alike.given)
-        except RuntimeError:  # made in inference mode
-            return None
+        return snapshot.add(orders, bulk, alike.given)
 
     def _end(self, made: Snapshot, found: Mapping[str, str], finish: Finish) -> None:
         torn: Collection[str] = ()
@@ -152,7 +153,7 @@ class Stager:
         pending, began = self._pending, time.monotonic()
         if pending is not None:
             pending.fence()
-            pending.judge(self._trust, self._helper.submit, by_step=by_step)
+            pending.judge(self._trust, self._judge.submit, by_step=by_step)
             self._pending = None
             self.held += time.monotonic() - began
 
@@ -166,6 +167,7 @@ class Stager:
         settled = self.settle(timeout)
         self._fence.remove()
         self._helper.close(timeout if settled else 0.0)
+        self._judge.close(timeout if settled else 0.0)
         return settled
 
     def _stream(self, device: torch.device) -> torch.cuda.Stream:

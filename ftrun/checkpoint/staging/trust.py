@@ -13,12 +13,13 @@ one, one of two words, others at each save (a write to all of it does), else in 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Sequence
 
 TRIALS = 2
 """Saves in which a tensor must stay the same until the optimizer steps before it is trusted to do so."""
@@ -63,28 +64,43 @@ class Owned:
     """
 
     def __init__(self, optimizers: Collection[torch.optim.Optimizer]) -> None:
-        self._optimizers = optimizers
+        groups = [group["params"] for each in optimizers for group in each.param_groups]
+        states = [state for each in optimizers for state in each.state.values() if isinstance(state, dict)]
+        self._objects: list[Any] = [*chain.from_iterable(groups), *chain.from_iterable(map(dict.values, states))]
+        self._all_at: Any = None
 
     @functools.cached_property
-    def identities(self) -> set[int]:
-        """Identities of the parameters and states, as long as these live."""
-        found: set[int] = set()
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                found.update(map(id, group["params"]))
-            for state in optimizer.state.values():
-                if isinstance(state, dict):
-                    found.update(map(id, state.values()))
-        return found
+    def objects(self) -> list[int]:
+        """Identities of the parameters and of what is in their states, in their order."""
+        return [*map(id, self._objects)]
 
     @functools.cached_property
-    def _at(self) -> dict[int, tuple[int, torch.Tensor]]:
-        at: dict[int, tuple[int, torch.Tensor]] = {}
-        for tensor in _tensors(self._optimizers):
-            plain = local(tensor)
-            address, size = plain.data_ptr(), plain.nbytes
-            if address and size > at.get(address, (0, tensor))[0]:
-                at[address] = size, tensor
+    def identities(self) -> frozenset[int]:
+        """The same, to look them up."""
+        return frozenset(self.objects)
+
+    @property
+    def tensors(self) -> frozenset[int]:
+        """Identities of those that are tensors."""
+        return frozenset(id(each) for each in self._objects if isinstance(each, torch.Tensor))
+
+    def lie_at(self, addresses: Any) -> None:
+        """Say where all of them begin, if that is known: so it takes no look at each to tell that nothing is theirs.
+
+        Args:
+            addresses: an array; there may be more in it.
+        """
+        self._all_at = addresses
+
+    @functools.cached_property
+    def _at(self) -> dict[int, torch.Tensor]:
+        tensors = [each for each in self._objects if isinstance(each, torch.Tensor)]
+        addresses = [local(each).data_ptr() for each in tensors]
+        at = dict(zip(addresses, tensors, strict=True))
+        if len(at) != len(tensors):  # several views of the same memory, of which the largest counts
+            for address, tensor in zip(addresses, tensors, strict=True):
+                if local(tensor).nbytes > local(at[address]).nbytes:
+                    at[address] = tensor
         return at
 
     def owner(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -92,8 +108,11 @@ class Owned:
         if id(tensor) in self.identities:
             return tensor
         plain = local(tensor)
-        found = self._at.get(plain.data_ptr())
-        return found[1] if found is not None and plain.nbytes <= found[0] else None
+        address = plain.data_ptr()
+        if not address or (self._all_at is not None and address not in self._all_at):
+            return None
+        found = self._at.get(address)
+        return found if found is not None and plain.nbytes <= local(found).nbytes else None
 
 
 class Versions:
@@ -103,42 +122,45 @@ class Versions:
     """
 
     def __init__(self) -> None:
-        # Three lists side by side: there may be thousands, and the training waits.
-        self._names: list[str] = []
-        self._tensors: list[torch.Tensor] = []
-        self._versions: list[int] = []
+        # Lists side by side, and not a list of tuples: there may be thousands, and the training waits.
+        self._watched: list[tuple[Sequence[str], list[torch.Tensor], list[int]]] = []
 
     def watch(self, name: str, tensor: torch.Tensor, other: torch.Tensor) -> bool:
         """Watch two tensors under one name; False where they have no counter.
 
         A DTensor and its local tensor count for themselves, and so may two tensors that share their memory.
         """
-        tensors = (tensor, other) if not is_spread(tensor) else (tensor, local(tensor), other)
+        tensors = [tensor, other] if not is_spread(tensor) else [tensor, local(tensor), other]
         try:
-            versions = [each._version for each in tensors]
+            self.watch_all([name] * len(tensors), tensors)
         except RuntimeError:  # made in inference mode
             return False
-        self._names += (name,) * len(tensors)
-        self._tensors += tensors
-        self._versions += versions
         return True
 
-    def watch_all(self, names: list[str], tensors: list[torch.Tensor]) -> None:
+    def watch_all(self, names: Sequence[str], tensors: list[torch.Tensor]) -> None:
         """Watch tensors, each under its name.
 
         Raises:
             RuntimeError: one of them has no counter.
         """
-        self._versions += [each._version for each in tensors]
-        self._names += names
-        self._tensors += tensors
+        self.note(names, tensors, _versions(tensors))
+
+    def note(self, names: Sequence[str], tensors: list[torch.Tensor], versions: list[int]) -> None:
+        """Watch tensors whose counters were read before, at the same boundary."""
+        self._watched.append((names, tensors, versions))
 
     def changed(self) -> set[str]:
         """Names of those that were written to."""
-        now = [each._version for each in self._tensors]
-        if now == self._versions:
-            return set()
-        return {name for name, one, other in zip(self._names, now, self._versions, strict=True) if one != other}
+        found: set[str] = set()
+        for names, tensors, then in self._watched:
+            now = _versions(tensors)
+            if now != then:
+                found.update(names[number] for number, each in enumerate(now) if each != then[number])
+        return found
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    return [each._version for each in tensors]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -152,12 +174,3 @@ def is_spread(tensor: torch.Tensor) -> bool:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a DTensor that is here; any other tensor as it is."""
     return tensor if type(tensor) in _PLAIN else getattr(tensor, "_local_tensor", tensor)
-
-
-def _tensors(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            yield from group["params"]
-        for state in optimizer.state.values():
-            if isinstance(state, dict):
-                yield from (value for value in state.values() if isinstance(value, torch.Tensor))

@@ -112,8 +112,8 @@ class Helper:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:
-                _log.exception("ftrun: a job of the thread that stages checkpoints failed")  # and the next is done
+            except Exception:  # of whatever kind: the next job is another save's, and waits for this thread
+                _log.exception("ftrun: a job of the thread that stages checkpoints failed")
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()

@@ -19,6 +19,10 @@ class UnreachableError(CheckpointError):
     """A remote storage didn't answer properly in the time that it is given. What it holds is not known."""
 
 
+class IrregularError(CheckpointError):
+    """Where a file of a checkpoint should be stands something else: a directory, a pipe, a link that leads nowhere."""
+
+
 class Bytes(Protocol):
     """A file that is open for reading ranges of it. Several threads may read at once."""
 
@@ -39,7 +43,8 @@ class Storage(Protocol):
     """Where bytes are durable. Any thread of any process may call any verb at any time.
 
     Verbs raise OSError: FileNotFoundError and its like where they fit, PermissionError where access is denied,
-    UnreachableError where the storage didn't answer properly in the time that it is given.
+    IrregularError where something else than a file is to be read, UnreachableError where the storage didn't answer
+    properly in the time that it is given.
     """
 
     @property

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun import durable
+from ftrun.checkpoint.storage.base import IrregularError
 from ftrun.checkpoint.storage.writing import Writer
 from ftrun.errors import CheckpointError
 
@@ -71,12 +74,13 @@ class PosixStorage:
 
     def read(self, key: str) -> bytes:
         """All bytes of a small file."""
-        return (self.path / key).read_bytes()
+        with io.FileIO(_open_regular(self.path / key)) as file:
+            return file.readall()
 
     @contextlib.contextmanager
     def opened(self, key: str) -> Iterator[OpenFile]:
         """Open a file for reading ranges of it."""
-        descriptor = os.open(self.path / key, os.O_RDONLY)
+        descriptor = _open_regular(self.path / key)
         try:
             yield OpenFile(descriptor)
         finally:
@@ -141,6 +145,40 @@ class PosixStorage:
                         found[prefix + entry.name] = status.st_size
                     elif stat.S_ISDIR(status.st_mode):
                         self._walk(top / entry.name, f"{prefix}{entry.name}/", found)
+
+
+def _open_regular(path: Path) -> int:
+    """Open a plain file for reading, and never wait for anybody, as opening a pipe does.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        IrregularError: there is something else.
+        OSError: it can't be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        link = next((each for each in (path, path.parent) if each.is_symlink() and not each.exists()), None)
+        if link is None:
+            raise
+        raise _irregular(link, f"a link to {os.readlink(link)}, which isn't there") from None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        what = "a link that leads in a circle" if error.errno == errno.ELOOP else "a socket or device"
+        raise _irregular(path, what) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    raise _irregular(path, next((name for is_it, name in _KINDS if is_it(mode)), "a device"))
+
+
+_KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"))
+
+
+def _irregular(path: Path, what: str) -> IrregularError:
+    return IrregularError(f"{path} is {what}, not a plain file: put the file back, or move this out of the way")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING, Any
 
+from ftrun import credentials
 from ftrun.errors import CheckpointError, FtrunError
 
 if TYPE_CHECKING:
@@ -16,19 +17,6 @@ if TYPE_CHECKING:
 
 _PART = 32 * 2**20  # small enough to be through in time on a slow line
 _MOST_PARTS = 9000  # S3 takes 10,000
-_NO_CREDENTIALS = {
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "CredentialRetrievalError",
-    "ProfileNotFound",
-    "TokenRetrievalError",
-    "SSOTokenLoadError",
-    "UnauthorizedSSOTokenError",
-    "DefaultCredentialsError",
-    "RefreshError",
-    "ClientAuthenticationError",
-    "CredentialUnavailableError",
-}
 
 
 def exists(files: Any, path: str) -> bool:
@@ -94,7 +82,7 @@ def _discard(file: Any) -> None:
 
 def translated(error: Exception, what: str) -> Exception:
     """The error as one that says what to do, where it is one of those that users cause."""
-    if type(error).__name__ in _NO_CREDENTIALS:
+    if credentials.missing(error):
         return PermissionError(errno.EACCES, f"no valid credentials: {error}", what)
     if isinstance(error, PermissionError) and not isinstance(error, CheckpointError):
         return PermissionError(errno.EACCES, f"access was denied: {error}", what)

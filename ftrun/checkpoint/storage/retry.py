@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import random
 import threading
 import time
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+_SILENT = 5.0
+"""Seconds of trouble that nobody hears of."""
 
 _FINAL_KINDS = (
     FileNotFoundError,
@@ -123,7 +129,7 @@ def persist(call: Callable[[Life], T], patience: Patience, what: str) -> T:
         Exception: an error that time doesn't heal, as it was raised.
     """
     began = time.monotonic()
-    tries = 0
+    tries, said = 0, False
     while True:
         tries += 1
         try:
@@ -138,6 +144,9 @@ def persist(call: Callable[[Life], T], patience: Patience, what: str) -> T:
                     f"{what} failed for {spent:.0f} s, {tries} tries, the last time: {why(error)}. "
                     "Check the storage and the network to it"
                 ) from error
+            if spent >= _SILENT and not said:
+                said = True
+                _log.warning("ftrun: %s fails (%s); tried again for at most %g s", what, why(error), patience.deadline)
         time.sleep(pause)
 
 

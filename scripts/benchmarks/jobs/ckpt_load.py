@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import mmap
 import time
+from functools import partial
 from pathlib import Path
 
 import ckpt_clock as clock
@@ -48,6 +49,20 @@ def read(written: clock.Clock, options: argparse.Namespace, name: str) -> None:
         name = ("warm", "read", "read again")[number]
         written.time(name, options.cycle, lambda: clock.read_all(files, into))
     written.put("bytes", options.cycle, len(into) - 1)
+    for name in ("fresh read", "fresh read again"):
+        with half_fresh(len(into)) as target:
+            written.time(name, options.cycle, partial(clock.read_all, files, target))
+
+
+def half_fresh(size: int) -> mmap.mmap:
+    """Memory of which the process owns the first half only.
+
+    So it is where a state is loaded: the weights are there, and what the optimizer adds to them is not.
+    """
+    made = mmap.mmap(-1, size)
+    for page in range(0, size // 2, mmap.PAGESIZE):
+        made[page] = 1
+    return made
 
 
 if __name__ == "__main__":

@@ -56,9 +56,9 @@ class Job:
     def save(self, name: str, cycle: int, *, pace: float = 0.0, busy: int = 0) -> None:
         """Save, and step: at once, after a time in which the CPU sleeps, or after so much computing."""
         dist.barrier()
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.thread_time()
         self.ft.save()
-        saved = time.perf_counter() - began
+        saved, computed = time.perf_counter() - began, time.thread_time() - computed
         time.sleep(pace)
         compute(busy)
         waited = self.step()
@@ -66,6 +66,7 @@ class Job:
             name, cycle = "first", self._saves
         self._saves += 1
         self.clock.put(f"{name}.held", cycle, saved + waited)
+        self.clock.put(f"{name}.computed", cycle, computed)
         self.clock.put(f"{name}.fence", cycle, waited)
         self.clock.put(f"{name}.released", cycle, time.time())
         committed = self.wait_for_commit(self.ft.step - 1)

@@ -1,0 +1,112 @@
+"""Runs of memory, thousands of them side by side in arrays: moved, and looked at again, without an object for each."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from ftrun.checkpoint.staging.moves import SLICE, memcmp, memmove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WORDS = 2
+"""Words of 8 bytes of each tensor that are looked at twice: a write to all of it changes them. Each costs a cache miss
+of its own, which training waits for; so they are few, and others at each save."""
+
+_GOLDEN = 0.6180339887498949
+"""By which they move on, so that they come by everywhere soon."""
+
+_Memory = ctypes.c_uint64 * 2**44
+
+
+class Picked(Sequence[str]):
+    """Some of many names, looked up when they are asked for: mostly they never are.
+
+    Args:
+        names: all.
+        numbers: which of them.
+    """
+
+    def __init__(self, names: Sequence[str], numbers: Any) -> None:
+        self._names, self._numbers = names, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Picked: ...
+    def __getitem__(self, at: int | slice) -> str | Picked:
+        return Picked(self._names, self._numbers[at]) if isinstance(at, slice) else self._names[self._numbers[at]]
+
+
+class Runs:
+    """Runs of bytes to be moved, none of much more than a slice.
+
+    Args:
+        names: of the tensors that they belong to.
+        targets: addresses to move them to.
+        sources: their addresses.
+        sizes: their sizes.
+    """
+
+    def __init__(self, names: Sequence[str], targets: Any, sources: Any, sizes: Any) -> None:
+        self._names = names
+        self._targets, self._sources, self._sizes = targets, sources, sizes
+
+    def tasks(self) -> list[Callable[[], None]]:
+        """Work worth passing to another thread, none of much more than a slice."""
+        if not len(self._sizes):
+            return []
+        ends = np.cumsum(self._sizes)
+        slices = (ends - self._sizes) // SLICE  # by where a run begins
+        bounds = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(ends)]
+        return [partial(self._move, slice(*bound)) for bound in itertools.pairwise(bounds)]
+
+    def changed(self) -> set[str]:
+        """Names of those of which source and copy differ."""
+        found = enumerate(self._each(slice(None)))
+        return {self._names[number] for number, (target, source, size) in found if memcmp(target, source, size) != 0}
+
+    def _move(self, part: slice) -> None:
+        for target, source, size in self._each(part):
+            memmove(target, source, size)
+
+    def _each(self, part: slice) -> Iterator[tuple[int, int, int]]:
+        runs = (self._targets[part].tolist(), self._sources[part].tolist(), self._sizes[part].tolist())
+        return zip(*runs, strict=True)
+
+
+class Words:
+    """Some words of some runs as they are now, to be looked at again. The memory stays alive meanwhile.
+
+    Args:
+        names: of the tensors that they belong to.
+        starts: their addresses.
+        sizes: their sizes, each more than two words.
+        turn: number of the save.
+    """
+
+    def __init__(self, names: Sequence[str], starts: Any, sizes: Any, turn: int) -> None:
+        self._names = names
+        base = int(starts.min()) // 8 * 8 if len(starts) else 8
+        first = (starts + 7) // 8
+        last = (starts + sizes) // 8 - 1
+        steps = (np.arange(_WORDS)[None, :] / _WORDS + turn * _GOLDEN) % 1.0
+        within = ((last - first + 1)[:, None] * steps).astype(np.uint64)
+        self._places = (first[:, None] + within - base // 8).astype(np.int64)
+        # All memory from there on as an array, of which no other words are read.
+        self._memory = np.ctypeslib.as_array(_Memory.from_address(base))
+        self._then = self._memory.take(self._places)
+
+    def changed(self) -> set[str]:
+        """Names of those that are not the same any more."""
+        differ = (self._memory.take(self._places) != self._then).any(axis=1)
+        return {self._names[number] for number in np.flatnonzero(differ).tolist()}
