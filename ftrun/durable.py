@@ -138,6 +138,8 @@ def make_dirs(path: Path) -> None:
     with contextlib.suppress(PermissionError):
         fsync_dir(current.parent)
     for directory in reversed(missing):
+        if directory.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "a link that leads nowhere", str(directory))
         directory.mkdir(exist_ok=True)
         fsync_dir(directory.parent)
     if not path.is_dir():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun.errors import CorruptCheckpoint, UsageError
+from ftrun.errors import CorruptCheckpoint, LostSnapshot, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ class ErrorRecord:
         message: the exception, one line.
         traceback: the Python traceback, empty if there is none.
         time: seconds since 1970, 0.0 if unknown.
-        kind: ``usage``, ``corrupt_checkpoint`` or ``exception``.
+        kind: ``usage``, ``corrupt_checkpoint``, ``lost_snapshot`` or ``exception``.
         attempt: the checkpoint that was found corrupt.
     """
 
@@ -77,6 +77,8 @@ def _text(error: BaseException) -> str:
 def _kind(error: BaseException) -> str:
     if isinstance(error, CorruptCheckpoint):
         return "corrupt_checkpoint"
+    if isinstance(error, LostSnapshot):
+        return "lost_snapshot"
     return "usage" if isinstance(error, UsageError) else "exception"
 
 

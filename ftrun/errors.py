@@ -8,7 +8,9 @@
     │   ├── NotStorable (TypeError)      a value that can't be stored without pickle
     │   └── NoValidCheckpoint            commits exist and none of them is whole
     ├── CheckpointError (OSError)        storage let us down; training may go on
-    │   └── CorruptCheckpoint            bytes differ from what the manifest says
+    │   ├── CorruptCheckpoint            bytes differ from what the manifest says
+    │   ├── Disagreement                 ranks of one save stand at different positions
+    │   └── LostSnapshot                 a snapshot in memory can't be used, and isn't committed
     └── AgreementTimeout (TimeoutError)  another rank did not answer in time
 
 Every message says what happened, where, and what to type next.
@@ -69,6 +71,14 @@ class CorruptCheckpoint(CheckpointError):
         super().__init__(f"checkpoint {attempt}: {detail}; an older one is used on the next start")
         self.attempt = attempt
         self.detail = detail
+
+
+class LostSnapshot(CheckpointError):
+    """A snapshot in memory that a run was to resume from can't be used, and nobody is known to have committed it."""
+
+
+class Disagreement(CheckpointError):
+    """Ranks that save together stand at different steps or data positions: no further try makes it one checkpoint."""
 
 
 class AgreementTimeout(FtrunError, TimeoutError):

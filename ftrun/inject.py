@@ -15,6 +15,8 @@ from ftrun import durable, events
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftrun.contract import Fault, WorkerContract
 
 
@@ -40,9 +42,18 @@ def fire_if_due(contract: WorkerContract, rank: int, step: int) -> None:
             _fire(fault)
 
 
+def fired(contract: WorkerContract) -> frozenset[int]:
+    """Which of the job's ``faults`` have fired so far, by index. Called by the launcher."""
+    return frozenset(index for index in range(len(contract.faults)) if _mark(contract, index).exists())
+
+
+def _mark(contract: WorkerContract, index: int) -> Path:
+    return RunDir(contract.run_path).control / f"fault-{index}.fired"
+
+
 def _claim(contract: WorkerContract, index: int) -> bool:
     try:
-        durable.create(RunDir(contract.run_path).control / f"fault-{index}.fired", b"")
+        durable.create(_mark(contract, index), b"")
     except FileExistsError:
         return False
     return True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +19,9 @@ import psutil
 import pytest
 from session_kit import here, launch  # noqa: F401 - fixtures of the Session's tests
 
+import ftrun
 from ftrun import events
+from ftrun.__main__ import NOT_A_RUN
 from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
 from ftrun.rundir import RunDir
 
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SCRIPTS = Path(__file__).parent / "scripts"
+NO_COMPILER = Path(__file__).parent / "no_compiler"
+"""Processes with this in ``PYTHONPATH`` have optimizers that don't import torch's compiler, which takes a second."""
 
 # What a surrounding launcher or an earlier test may have left must not reach the processes under test.
 _FOREIGN = ("FTRUN_", "PET_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "LOGLEVEL")
@@ -68,18 +74,39 @@ class Runner:
     cwd: Path
     started: list[Started] = field(default_factory=list)
 
-    def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Started:
-        """Start ``ftrun`` with arguments."""
-        return self.start_python("-m", "ftrun", *arguments, env=env)
+    def start(self, *arguments: str | Path, standbys: bool = False, **more: Any) -> Started:
+        """Start ``ftrun`` with arguments.
 
-    def start_python(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Started:
+        Without ``standbys`` a run has none: each imports torch, seconds of CPU that only some tests have a use for.
+        """
+        if not standbys and arguments and str(arguments[0]) not in NOT_A_RUN:
+            arguments = ("--set", "standby.enabled=false", *arguments)
+        return self.start_python("-m", "ftrun", *arguments, **more)
+
+    def start_python(
+        self,
+        *arguments: str | Path,
+        env: dict[str, str] | None = None,
+        compiler: bool = False,
+        under: tuple[str | Path, ...] = (),
+    ) -> Started:
+        """Start Python with arguments.
+
+        Args:
+            arguments: of Python.
+            env: variables on top of this process's.
+            compiler: optimizers import torch's compiler when they are first used, as they do everywhere else.
+            under: a command that runs Python.
+        """
         number = len(self.started)
         out, err = self.cwd / f"out-{number}.txt", self.cwd / f"err-{number}.txt"
         clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         clean |= {"NO_COLOR": "1", "COLUMNS": "200", **(env or {})}
+        if not compiler:
+            clean["PYTHONPATH"] = os.pathsep.join(filter(None, (str(NO_COMPILER), clean.get("PYTHONPATH"))))
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
-                [sys.executable, *map(str, arguments)],
+                [*map(str, under), sys.executable, *map(str, arguments)],
                 cwd=self.cwd,
                 env=clean,
                 stdin=subprocess.DEVNULL,
@@ -91,11 +118,11 @@ class Runner:
         self.started.append(Started(process, out, err))
         return self.started[-1]
 
-    def run(self, *arguments: str | Path, timeout: float = 120.0, env: dict[str, str] | None = None) -> Result:
-        return self.start(*arguments, env=env).wait(timeout)
+    def run(self, *arguments: str | Path, timeout: float = 120.0, **more: Any) -> Result:
+        return self.start(*arguments, **more).wait(timeout)
 
-    def python(self, *arguments: str | Path, timeout: float = 120.0, env: dict[str, str] | None = None) -> Result:
-        return self.start_python(*arguments, env=env).wait(timeout)
+    def python(self, *arguments: str | Path, timeout: float = 120.0, **more: Any) -> Result:
+        return self.start_python(*arguments, **more).wait(timeout)
 
     def json(self, *arguments: str | Path) -> Any:
         result = self.run(*arguments)
@@ -134,6 +161,19 @@ def kill_tree(pid: int) -> None:
             process.send_signal(signal.SIGKILL)
 
 
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A port that nobody else is given until the block ends, and that a server which names it can listen on.
+
+    It stays bound without listening: who asks the kernel for a free port gets another, and who names this one may
+    have it beside us, since both sides say SO_REUSEADDR. A port that was only found free may be taken by anybody.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        yield int(held.getsockname()[1])
+
+
 def eventually(condition: Callable[[], Any], timeout: float = 60.0, what: str = "the condition") -> Any:
     """Poll until something is true, and return it; fail at the deadline."""
     deadline = time.monotonic() + timeout
@@ -143,6 +183,16 @@ def eventually(condition: Callable[[], Any], timeout: float = 60.0, what: str = 
             return value
         time.sleep(0.01)
     pytest.fail(f"{what} did not come true within {timeout:g} s")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have ftrun and the tests compiled once, and not by each process under test and in each run of the tests.
+
+    Where ``PYTHONDONTWRITEBYTECODE`` is set, as in many containers, Python never does it by itself.
+    """
+    sys.dont_write_bytecode = False  # of this process alone: what it imports from now on are the tests
+    if not hasattr(config, "workerinput"):  # once, not in each process of pytest-xdist
+        compileall.compile_dir(Path(ftrun.__file__).parent, quiet=2)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -34,8 +34,11 @@ class Remote(Place):
         site = path / "site"
         site.mkdir()
         tests = Path(__file__).parent
+        no_compiler = tests / "no_compiler" / "sitecustomize.py"
         lines = [
-            "import sys",
+            "import importlib.util, sys",
+            f"spec = importlib.util.spec_from_file_location('no_compiler', {str(no_compiler)!r})",
+            "spec.loader.exec_module(importlib.util.module_from_spec(spec))",
             f"sys.path.append({str(tests)!r})",
             "try:",
             "    import fsspec",

@@ -66,7 +66,7 @@ def a_seal(attempt: str, rank: int = 0, world: int = 1, **changes: Any) -> Seal:
         parent=None,
         torch="2.13.0",
         run_attempt=3,
-        files={rank_json(rank): (f"/nowhere/{rank}.json", 1)},
+        files={rank_json(rank): (f"/nowhere/{rank}.json", record_of(b"{"))},
         word=Word("here", {}),
         sealed_at=time.time(),
     )
@@ -112,8 +112,8 @@ class Node:
         slot.payload.write_bytes(payload)
         slot.record.write_bytes(record)
         files = {
-            rank_shard(rank): (str(slot.payload), len(payload)),
-            rank_json(rank): (str(slot.record), len(record)),
+            rank_shard(rank): (str(slot.payload), record_of(payload)),
+            rank_json(rank): (str(slot.record), record_of(record)),
         }
         where = {"node": self.config.node, "node_ranks": self.ranks, "files": files, "data": data}
         put(slot.seal, a_seal(attempt, rank, self.world, **(where | changes)).to_bytes())

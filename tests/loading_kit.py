@@ -165,7 +165,7 @@ def seal(tier: Tier, made: Written, number: int = 0, ranks: Sequence[int] | None
         for file, path in ((rank_json(rank), slot.record), (rank_shard(rank), slot.payload)):
             if file in made.files:
                 path.write_bytes(made.files[file])
-                files[file] = (str(path), len(made.files[file]))
+                files[file] = (str(path), record_of(made.files[file]))
         fields: dict[str, Any] = {
             "attempt": str(made.name),
             "run_id": "run",

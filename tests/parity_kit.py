@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import runpy
-import socket
 import subprocess
 import sys
 import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from conftest import SCRIPTS, eventually, kill_tree
+from conftest import SCRIPTS, eventually, held_port, kill_tree
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -91,8 +91,20 @@ def both(case: Case, directory: Path, *, standbys: bool = True) -> tuple[Outcome
     Without ``standbys`` ftrun starts Python for each worker, and saves the time of importing torch for scripts that
     never do.
     """
-    options = {"theirs": [], "ours": [] if standbys else ["--set", "standby.enabled=false"]}
-    running = {who: _start(who, case, directory, options[who]) for who in LAUNCHERS}
+    options = {who: [] if standbys else without_standbys(who) for who in LAUNCHERS}
+    with contextlib.ExitStack() as ports:
+        running = {
+            who: _start(who, case, directory, options[who], ports.enter_context(held_port())) for who in LAUNCHERS
+        }
+        return _outcomes(case, running)
+
+
+def without_standbys(who: str) -> list[str]:
+    """Options of a launcher for a run that needs none."""
+    return ["--set", "standby.enabled=false"] if who == "ours" else []
+
+
+def _outcomes(case: Case, running: dict[str, tuple[subprocess.Popen[bytes], Path, int]]) -> tuple[Outcome, Outcome]:
     try:
         if case.signal is not None:
             for who, (process, home, _) in running.items():
@@ -145,11 +157,12 @@ def _as_launcher(module: str, case: Case, directory: Path, out: Path, err: Path)
     return 0
 
 
-def _start(who: str, case: Case, directory: Path, options: list[str]) -> tuple[subprocess.Popen[bytes], Path, int]:
+def _start(
+    who: str, case: Case, directory: Path, options: list[str], port: int
+) -> tuple[subprocess.Popen[bytes], Path, int]:
     home = directory / who / "it's here"
     home.mkdir(parents=True)
     _furnish(home)
-    port = free_port()
     words = ["" if word == "''" else word.format(port=port) for word in case.line.split()]
     (home / "stdin").write_text(case.stdin)
     command = [
@@ -201,13 +214,6 @@ def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     filled = {name: value.replace("{home}", str(home)) for name, value in extra.items()}
     return {**clean, "NO_COLOR": "1", "COLUMNS": "200", "TMPDIR": str(home), **filled}
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _reports(home: Path) -> list[Path]:

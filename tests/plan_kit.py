@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
 import numpy as np
 import safetensors.torch
@@ -25,11 +27,12 @@ from ftrun.checkpoint.words import dtype_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     T = TypeVar("T")
 
 POSITION = "position"
+
+NO_COMPILER = Path(__file__).parent / "no_compiler"  # as in conftest.py, which takes long to import
 
 
 def together(world_size: int, function: Callable[[int], T], timeout: float = 60.0) -> list[T]:
@@ -172,8 +175,9 @@ def processes(world_size: int, function: Callable[[int, Path], None], where: Pat
         for rank in range(world_size)
     ]
     try:
-        for each in started:
-            each.start()
+        with mock.patch.dict(os.environ, PYTHONPATH=str(NO_COMPILER)):
+            for each in started:
+                each.start()
         for each in started:
             each.join(timeout)
         codes = [each.exitcode for each in started]

@@ -48,7 +48,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     registry = Registry()
     monkeypatch.setattr(callbacks, "REGISTRY", registry)
-    monkeypatch.setattr("ftrun.session.session.REGISTRY", registry)
+    monkeypatch.setattr("ftrun.session.boundaries.REGISTRY", registry)
+    monkeypatch.setattr("ftrun.session.contents.REGISTRY", registry)
     monkeypatch.setattr("ftrun.session.restoration.REGISTRY", registry)
     monkeypatch.setattr("ftrun.session.checkpoints.REGISTRY", registry)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}

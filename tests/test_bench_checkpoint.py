@@ -133,6 +133,8 @@ def test_loading_is_counted_without_the_opening_of_a_session(bench: Any) -> None
     case = bench("checkpoint_load").case(trained(bench, rank))
     assert (case.value, case.control, case.n) == (pytest.approx(1.25), 1.0, 3)
     assert bench("checkpoint_load").case(trained(bench, lines(loaded=[0.7], read=[0.4]))).value is None
+    rank += [{"name": "fresh read", "cycle": cycle, "value": 0.5} for cycle in range(3)]
+    assert bench("checkpoint_load").over_half_fresh(trained(bench, rank)) == pytest.approx(1.0)
 
 
 def test_memory_is_the_highest_peak_over_what_was_there_before(bench: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import eventually
+from conftest import NO_COMPILER, eventually
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from ftrun import error_file, events, inject, pulse
@@ -460,6 +460,7 @@ def test_a_place_that_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     [
         ("from ftrun.errors import *\nraise StateMismatch('shapes differ')", 2, "usage", ""),
         ("from ftrun.errors import *\nraise CorruptCheckpoint('crc', 'e1')", 1, "corrupt_checkpoint", "e1"),
+        ("from ftrun.errors import *\nraise LostSnapshot('gone')", 1, "lost_snapshot", ""),
     ],
 )
 def test_what_the_launcher_explains_is_not_shown_by_every_rank(
@@ -625,7 +626,8 @@ def test_steps_of_a_plain_script_are_counted_and_a_fault_fires_once(tmp_path: Pa
     faults = (Fault(at_step=3, rank=1, do="kill"), Fault(at_step=5, rank=0, do="raise"))
     contract = worker_contract(tmp_path, faults=faults)
     write(tmp_path / "train.py", OPTIMIZES)
-    result = ended(start(tmp_path, *BOOTSTRAP, "train.py", **contract.to_environment(), RANK="0"))
+    variables = contract.to_environment() | {"RANK": "0", "PYTHONPATH": str(NO_COMPILER)}
+    result = ended(start(tmp_path, *BOOTSTRAP, "train.py", **variables))
     assert result == Ended("scripted fault: raise at step 5 on rank 0\n", "", 0)
     beat = pulse.read(Path(contract.worker_dir) / "pulse")
     assert beat is not None

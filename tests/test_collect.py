@@ -272,14 +272,21 @@ def test_how_full_the_group_is(tmp_path: Path) -> None:
         "memory.max": "2000000000\n",
     }.items():
         (tmp_path / name).write_text(text)
-    collector = Collector(Sources(memory=cgroup.MemoryGroup(tmp_path, 2)))
+    collector = Collector(Sources(kernel=KernelLog(Path("/nowhere")), memory=cgroup.MemoryGroup(tmp_path, 2)))
     collector.baseline()
-    assert collector.memory_text() == "the control group uses 1.50 GB of memory, with a limit of 2.00 GB"
+
+    def told() -> str:
+        return collector.collect([], 0.0, thorough=False).memory
+
+    assert told() == "the control group uses 1.50 GB of memory, with a limit of 2.00 GB"
     (tmp_path / "memory.events").write_text("max 5\noom_kill 0\n")
-    assert collector.memory_text().endswith(", hit 3 times in this attempt")
+    assert told().endswith(", hit 3 times in this attempt")
     (tmp_path / "memory.max").write_text("max\n")
-    assert collector.memory_text() == "the control group uses 1.50 GB of memory, with no limit"
-    assert Collector(Sources(memory=None)).memory_text() == ""
+    assert told() == "the control group uses 1.50 GB of memory, with no limit"
+    (tmp_path / "memory.current").unlink()
+    assert told() == ""
+    collector = Collector(Sources(kernel=KernelLog(Path("/nowhere")), memory=None))
+    assert told() == ""
 
 
 @pytest.mark.parametrize(

@@ -845,6 +845,16 @@ def test_check_lists_findings_on_stderr():
     assert run("show", "nope.yaml").exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_options_under_launch_are_those_of_the_installed_torch(command):
+    Path("job.yaml").write_text("script: train.py\nlaunch: {nnodes: 1:4, max_restart: 3, monitor_interval: soon}\n")
+    result = run(command, "job.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "launch.max_restart: no such option of torchrun; did you mean 'max_restarts'?" in result.stderr
+    assert "launch.monitor_interval: takes float, not 'soon'" in result.stderr
+    assert "nnodes" not in result.stderr.splitlines()[0]
+
+
 def test_show_is_an_aligned_table():
     load("name: a\nargs: [--x, '', 3e-4]\ncheckpoint:\n  every: 10m\n")
     sets = ("restart.no_progress=5", "restart.window=5 in 1h", "restart.budgets.killed=4", "watch.save=off", "env.A=b")
@@ -868,6 +878,7 @@ def test_show_is_an_aligned_table():
         "restart.no_progress                = 5                 (--set)",
         "restart.max_restarts               = null              (default)",
         "restart.window                     = 5 in 1h           (--set)",
+        "restart.refill_after               = 1h                (default)",
         "restart.budgets.code_error         = 2                 (default)",
         "restart.budgets.import_error       = 1                 (default)",
         "restart.budgets.host_out_of_memory = 2                 (default)",

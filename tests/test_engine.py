@@ -61,12 +61,12 @@ def digest(out: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(("how", "worlds"), [("ddp", (4, 3, 1, 2)), ("fsdp", (4, 3, 1, 2))])
+@pytest.mark.parametrize(("how", "worlds"), [("ddp", (3, 1, 2)), ("fsdp", (2, 3, 1))])
 def test_any_number_of_ranks_goes_on_as_if_nothing_had_changed(
     runner: Runner, steady: str, how: str, worlds: tuple[int, ...]
 ) -> None:
     script = SCRIPTS / "reshaped.py"
-    for ranks, stop, code in zip(worlds, (2, 4, 5, 0), (75, 75, 75, 0), strict=True):
+    for ranks, stop, code in zip(worlds, (2, 4, 0), (75, 75, 0), strict=True):
         result = runner.run(
             "--nproc", str(ranks), "--name", "moved", script, "--how", how, "--stop", str(stop), timeout=200
         )

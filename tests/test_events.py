@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import resource
 import subprocess
@@ -157,20 +156,22 @@ def test_a_full_disk_costs_the_event_and_not_the_run(tmp_path: Path) -> None:
     assert [record.event.step for record in events.read(path)][:5] == [0, 1, 2, 3, 4]
 
 
-def _write_many(path: Path, rank: int, count: int) -> None:
-    log = events.EventLog(path, attempt=1, rank=rank)
-    for step in range(count):
-        log.write(events.Step(step, {"loss": 1.0} | {f"m{i}": float(i) for i in range(rank * 20)}))
+WRITES = """
+import sys
+from pathlib import Path
+from ftrun import events
+
+rank = int(sys.argv[2])
+log = events.EventLog(Path(sys.argv[1]), attempt=1, rank=rank)
+for step in range(int(sys.argv[3])):
+    log.write(events.Step(step, {"loss": 1.0} | {f"m{i}": float(i) for i in range(rank * 20)}))
+"""
 
 
 def test_lines_of_several_processes_never_mix(tmp_path: Path) -> None:
     path, count = tmp_path / "events.jsonl", 200
-    fork = multiprocessing.get_context("spawn")
-    writers = [fork.Process(target=_write_many, args=(path, rank, count)) for rank in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITES, path, str(rank), str(count)]) for rank in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
     records = list(events.read(path))
     assert len(records) == len(path.read_bytes().splitlines()) == 3 * count
     for rank in range(3):

@@ -77,6 +77,7 @@ GONE = text("gloo_peer_gone")
 # file of the texts: kind before the first step, kind after it
 KINDS = {
     "argparse": (Kind.IMPORT_ERROR, Kind.EXIT),
+    "checkpoint_unreadable": (Kind.STORAGE, Kind.STORAGE),
     "error_after_lookup": (Kind.CODE_ERROR, Kind.CODE_ERROR),
     "error_in_cleanup": (Kind.CODE_ERROR, Kind.CODE_ERROR),
     "gloo_barrier_timeout": (Kind.COLLECTIVE_TIMEOUT, Kind.COLLECTIVE_TIMEOUT),
@@ -100,6 +101,7 @@ KINDS = {
     "loader_value": (Kind.DATA, Kind.DATA),
     "loader_zlib": (Kind.DATA, Kind.DATA),
     "memory_error": (Kind.HOST_OUT_OF_MEMORY, Kind.HOST_OUT_OF_MEMORY),
+    "ranks_disagree": (Kind.CODE_ERROR, Kind.CODE_ERROR),
     "store_broken_pipe": (Kind.UNKNOWN, Kind.UNKNOWN),
     "store_clients_missing": (Kind.COLLECTIVE_TIMEOUT, Kind.COLLECTIVE_TIMEOUT),
     "store_connect_timeout": (Kind.COLLECTIVE_TIMEOUT, Kind.COLLECTIVE_TIMEOUT),
@@ -346,6 +348,15 @@ def test_the_llama_3_table_is_whole() -> None:
     assert (len(llama3_classes.CLASSES), sum(row.count for row in llama3_classes.CLASSES)) == (18, 419)
 
 
+def test_the_sample_that_could_not_be_read_is_named() -> None:
+    words = text("loader_value")
+    noted = words.rstrip() + "\nftrun was loading sample index 5 of epoch 2 (s3://b/5.jpg)\n"
+    found, plain = explain(evidence(ended(0, 1, noted))), explain(evidence(ended(0, 1, words)))
+    assert found.kind is Kind.DATA
+    assert "while it read samples: sample index 5 of epoch 2 (s3://b/5.jpg)" in str(found)
+    assert found.fingerprint == plain.fingerprint
+
+
 # --- fingerprints
 
 
@@ -526,6 +537,12 @@ FAULTS = {
     "interrupted": ([seen(0, -2), seen(1, -2)], 0, Kind.KILLED, (1,)),
     "asked to end": ([seen(1, -15)], 1, Kind.KILLED, ()),
     "usage": ([seen(0, 2, "StateMismatch: w", 1.0, "usage"), seen(1, 1, GLOO, 0.5)], 0, Kind.USAGE, (1,)),
+    "lost snapshot": (
+        [seen(0, 1, "LostSnapshot: gone", 1.0, "lost_snapshot"), seen(1, 1, GLOO, 2.0)],
+        0,
+        Kind.LOST_SNAPSHOT,
+        (1,),
+    ),
     "corrupt": (
         [seen(1, 1, "CorruptCheckpoint: crc", 1.0, "corrupt_checkpoint"), seen(0, 1, GLOO, 2.0)],
         1,

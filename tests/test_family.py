@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from conftest import eventually
 
 from ftrun.launch import family
 from ftrun.launch.family import Entry
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 
@@ -41,6 +38,17 @@ def test_what_is_below_a_leader(rows: list[tuple[int, int, int, str]], found: se
     assert family.below(_table(*rows), {10}) == found
 
 
+# What it makes is shared memory of a name of its own, which its resource tracker removes when all users are gone.
+_SHARES = """
+import os, sys, time
+from multiprocessing.shared_memory import SharedMemory
+where = sys.argv[1]
+segment = SharedMemory(create=True, size=1)
+if os.fork() == 0:
+    time.sleep(600)
+open(f"{where}/name", "w").write(segment.name)
+time.sleep(600)
+"""
 _TREE = """
 import os, subprocess, sys, time
 where = sys.argv[1]
@@ -93,6 +101,21 @@ def test_everything_that_a_dead_worker_started_is_ended(tmp_path: Path) -> None:
         assert not [pid for pid in pids if _lives(pid)]
     finally:
         family.kill([*pids, agent.pid])
+        agent.wait(10)
+
+
+def test_shared_memory_of_a_killed_worker_is_removed(tmp_path: Path) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", _AGENT, str(tmp_path), _SHARES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        name = eventually(lambda: (tmp_path / "name").exists() and (tmp_path / "name").read_text(), what="the segment")
+        segment = Path("/dev/shm", name)
+        assert segment.exists()
+        out, _ = agent.communicate("\n", timeout=60)
+        assert (out, segment.exists()) == ("[]\n", False)
+    finally:
+        agent.kill()
         agent.wait(10)
 
 

@@ -8,6 +8,7 @@ import inspect
 import io
 import os
 import runpy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +206,8 @@ def test_own_options_add_no_ambiguity() -> None:
         ("--max-restarts many train.py", "invalid int value: 'many'"),
         ("--start-method thread train.py", "'thread' (choose from"),
         ("--no x train.py", "ambiguous option: --no could match --no-python, --node-rank"),
+        ("--nproc 2 --log train.py", "ambiguous option: --log could match --log-dir"),
+        ("--role --log train.py --log", "ambiguous option: --log could match --log-dir"),
         ("-c", "argument -c/--config: expected one argument"),
         ("--standalone=1 train.py", "ignored explicit argument"),
     ],
@@ -215,6 +218,13 @@ def test_what_cannot_be_read_is_refused_with_the_next_step(text: str, said: str)
     assert said in str(caught.value) + "\n"
     assert caught.value.findings[0].startswith("ftrun: ")
     assert "ftrun run --help" in caught.value.findings[-1]
+
+
+@pytest.mark.parametrize("line", ["train.py", "--nproc 2 -c job.yaml train.py a", "-m pkg.train --lr=3"])
+@pytest.mark.parametrize("rest", ["--log f", "--no=x --log --nproc 3", "--rdzv=1 -- --log"])
+def test_an_abbreviation_of_several_options_is_the_scripts_if_it_comes_after_it(line: str, rest: str) -> None:
+    plain, longer = parse(*line.split()), parse(*line.split(), *rest.split())
+    assert longer == replace(plain, script_args=[*plain.script_args, *rest.split()])
 
 
 def test_help_lists_both_kinds_of_options(capsys: pytest.CaptureFixture[str]) -> None:

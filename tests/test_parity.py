@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import kill_tree
-from parity_kit import LAUNCHERS, Case, Outcome, both, environment, free_port, known, options, refused, spellings
+from conftest import held_port, kill_tree
+from parity_kit import LAUNCHERS, Case, Outcome, both, environment, known, options, refused, spellings, without_standbys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +36,8 @@ ON_PURPOSE: Mapping[str, str] = {
 Everything else that a worker, a reader of logs or a shell can see is the same, but for exit codes and for standard
 error: torch's own words on one side, and on the other what ftrun says in lines that begin with its name."""
 
-STARTED_AHEAD = frozenset({"module", "odd name", "restarted", "tee", "raises", "SIGTERM"})
-"""Cases of the slow table in which workers are standbys, too; the fast ones all are."""
+STARTED_AHEAD = frozenset({"module", "restarted", "tee", "SIGTERM"})
+"""Cases in which workers are standbys, too."""
 
 LOG_OPTIONS = ("-r", "--redirects", "-t", "--tee", "--log-dir", "--log_dir", "--logs-specs", "--logs_specs",
     "--local-ranks-filter", "--local_ranks_filter", "PET_LOG_DIR", "PET_TEE")  # fmt: skip
@@ -89,23 +89,28 @@ FAST = {
 STARTS = {
     "one worker": Case(target=probe("read=1"), stdin="first line\nsecond ünï\n", workers=1),
     "module": Case("-m --nproc_per_node=2 --role ''", probe(script="pkg.probe"), {"OMP_NUM_THREADS": "3"}),
-    "package": Case("--module --nnodes=1", probe(script="pkg", arguments=("-m", "x")), workers=1),
     "folder": Case("--nproc-per-node 2", probe(script="folder"), {"PYTHONPATH": "plugins:pkg"}),
     "odd name": Case("", probe("end=no", script="a 'b\"\n$c.py"), {"PYTHONSAFEPATH": "1"}, workers=1),
     "no python": Case("--no-python --nproc-per-node 2", (sys.executable, "-B", *probe())),
     "run path": Case("--run-path --start-method spawn --nproc-per-node 2", probe(script="{home}/probe.py")),
-    "run_path": Case("--run_path --start_method fork", probe(script="{home}/probe.py"), workers=1),
     "abbreviated": Case("--nnod 1 --stand --rol trainer --mod", probe(script="pkg"), workers=1),
-    "wrapped interpreter": Case("--nproc-per-node 2", probe(), {"PYTHON_EXEC": "{home}/wrapper"}),
     "other interpreter": Case(target=probe(), env={"PYTHON_EXEC": sys._base_executable}, workers=1),
-    "virtual": Case("--virtual-local-rank --nproc-per-node 2", probe(), {"CUDA_VISIBLE_DEVICES": "5,7"}),
 }
 MEETINGS = {
     "standalone": Case("--standalone --nproc-per-node 2 --monitor-interval 0.3 --rdzv-conf join_timeout=60", probe()),
-    "static": Case("--master-addr 127.0.0.1 --master-port {port} --node-rank 0 --rdzv-id s9", probe(), workers=1),
-    "static endpoint": Case("--rdzv-backend=static --rdzv-endpoint=localhost:{port}", probe(), workers=1),
-    "c10d": Case(f"{C10D} --local-addr 127.0.0.1 --nproc-per-node 2", probe()),
-    "c10d_": Case(
+    "static, package, plug-in": Case(
+        "--module --nnodes=1 --master-addr 127.0.0.1 --master-port {port} --node-rank 0 --rdzv-id s9 "
+        "--logs-specs parity -r 1 --log-dir logs",
+        probe(script="pkg", arguments=("-m", "x")),
+        {"PYTHONPATH": "{home}/plugins"},
+        workers=1,
+    ),
+    "static endpoint, redirects without a directory": Case(
+        "--rdzv-backend=static --rdzv-endpoint=localhost:{port} --redirects=1 --local_ranks_filter 0 "
+        "--nproc-per-node 2",
+        probe(),
+    ),
+    "c10d": Case(
         "--rdzv_backend c10d --rdzv_endpoint localhost:{port} --rdzv_id '' --rdzv_conf timeout=30,is_host=1 "
         "--local_addr 127.0.0.1 --monitor_interval 0.2",
         probe(),
@@ -114,24 +119,28 @@ MEETINGS = {
 }
 LOGS = {
     "redirects by rank": Case(f"{C10D} --log-dir logs -r 0:1,1:2 --nproc-per-node 2", probe()),
-    "redirects": Case("--log-dir logs --redirects 3 --tee 0:1 --role trainer --nproc-per-node 2", probe()),
-    "a log directory": Case("--log-dir=logs --nproc-per-node 2", probe()),
-    "redirects without a directory": Case("--redirects=1 --local_ranks_filter 0 --nproc-per-node 2", probe()),
+    "redirects, wrapped interpreter": Case(
+        "--log-dir logs --redirects 3 --tee 0:1 --role trainer --nproc-per-node 2",
+        probe(),
+        {"PYTHON_EXEC": "{home}/wrapper"},
+    ),
     "tee": Case(
         "--log_dir logs -t 3 --duplicate-stdout-filters apple,pear --duplicate_stderr_filters orange "
         "--local-ranks-filter 1 --nproc-per-node 2",
         probe(),
         {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}/${local_rank}/${role_name}> "},
     ),
-    "tee without a directory": Case(
-        "--tee 3 --role '' --duplicate_stdout_filters=x,,y --duplicate-stderr-filters err --nproc-per-node 2", probe()
+    "tee without a directory, virtual": Case(
+        "--tee 3 --role '' --duplicate_stdout_filters=x,,y --duplicate-stderr-filters err --nproc-per-node 2 "
+        "--virtual-local-rank",
+        probe(),
+        {"CUDA_VISIBLE_DEVICES": "5,7"},
     ),
     "prefix": Case(
         "-t 3 --log-line-prefix-template ${{hostname}}:${{rank}}> --nproc-per-node 2",
         probe(),
         {"PET_LOG_LINE_PREFIX_TEMPLATE": "not this"},
     ),
-    "plug-in": Case("--logs-specs parity -r 1 --log-dir logs", probe(), {"PYTHONPATH": "{home}/plugins"}, workers=1),
     "restarted": Case(
         f"{C10D} --max-restarts 1 --log-dir logs -t 3 --nproc-per-node 2",
         probe(*RANK_1_FAILS, "exit=3", "attempt=0"),
@@ -165,7 +174,6 @@ VARIABLES = {
 ENDS = {
     "a rank fails": Case("--nproc_per_node 2 --max_restarts 0", probe(*RANK_1_FAILS, "exit=3"), fails=True),
     "raises": Case("--max-restarts 0", probe("raise=no data"), fails=True, workers=1),
-    "leaves with words": Case("--max-restarts 0", probe("exit=no luck"), fails=True, workers=1),
     "segfault": Case("--max-restarts 0 --nproc-per-node 2", probe(*RANK_1_FAILS, "signal=SIGSEGV"), fails=True),
     "leaves hard": Case("--max-restarts 0 -m", probe("leave=75", script="pkg"), fails=True, workers=1),
     "SIGTERM": Case("--nproc-per-node 2", probe("handle=SIGTERM"), fails=True, signal=signal.SIGTERM),
@@ -216,7 +224,7 @@ def test_the_readme_names_what_differs_on_purpose() -> None:
 
 @pytest.mark.parametrize("name", FAST)
 def test_alike(name: str, tmp_path: Path) -> None:
-    alike(FAST[name], *both(FAST[name], tmp_path))
+    alike(FAST[name], *both(FAST[name], tmp_path, standbys=False))
 
 
 @pytest.mark.slow
@@ -289,7 +297,7 @@ EVENTS = Case(
 
 @pytest.mark.slow
 def test_event_log_handlers_hear_the_same_events(tmp_path: Path) -> None:
-    theirs, ours = both(EVENTS, tmp_path)
+    theirs, ours = both(EVENTS, tmp_path, standbys=False)
     heard = [sorted(event_names(each.err)) for each in (theirs, ours)]
     assert heard[0] == heard[1]
     assert "torchelastic.worker.status.FAILED AGENT" not in heard[0]
@@ -306,7 +314,7 @@ TALKS = Case("--event_log_handler null", probe(), {"LOGLEVEL": "INFO"}, workers=
 
 @pytest.mark.slow
 def test_torchs_own_log_lines_can_be_had(tmp_path: Path) -> None:
-    theirs, ours = both(TALKS, tmp_path)
+    theirs, ours = both(TALKS, tmp_path, standbys=False)
     alike(TALKS, theirs, ours)
     for words in (
         "starting workers for entrypoint",
@@ -327,13 +335,15 @@ def test_torchruns_exit_codes_come_back(runner: Runner) -> None:
 @pytest.mark.slow
 def test_two_nodes_meet_over_c10d(tmp_path: Path) -> None:
     """Two launchers on one host, each in a directory of its own, as two nodes without shared storage."""
-    reports = {who: two_nodes(who, tmp_path / who) for who in LAUNCHERS}
+    reports = {}
+    for who in LAUNCHERS:
+        with held_port() as port:
+            reports[who] = two_nodes(who, tmp_path / who, port)
     assert len(reports["theirs"]) == 4
     assert reports["ours"] == reports["theirs"]
 
 
-def two_nodes(who: str, directory: Path) -> dict[str, dict[str, str]]:
-    port = free_port()
+def two_nodes(who: str, directory: Path, port: int) -> dict[str, dict[str, str]]:
     running = []
     probe_text = (Path(__file__).parent / "scripts" / "parity_probe.py").read_text()
     try:
@@ -344,7 +354,7 @@ def two_nodes(who: str, directory: Path) -> dict[str, dict[str, str]]:
             line = f"--nnodes 2 --nproc-per-node 2 {C10D} --local-addr localhost".format(port=port)
             with (home / "said").open("w") as said:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", LAUNCHERS[who], *line.split(), "probe.py"],
+                    [sys.executable, "-m", LAUNCHERS[who], *without_standbys(who), *line.split(), "probe.py"],
                     cwd=home,
                     env=environment(home, {}),
                     stdin=subprocess.DEVNULL,

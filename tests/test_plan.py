@@ -123,13 +123,14 @@ def test_the_namespace_is_what_torchs_own_parser_makes(make: Callable[..., Launc
 def test_settings_reach_limits_and_contract(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:
     job = (
         "name: j\nscript: train.py\nargs: [--lr, 3e-4]\ncheckpoint: {every: 5 steps, keep: {last: 4}}\n"
-        "restart: {no_progress: 5, max_restarts: 9, window: 4 in 2h, budgets: {killed: 6, data: ~}, "
+        "restart: {no_progress: 5, max_restarts: 9, refill_after: 2h, window: 4 in 2h, budgets: {killed: 6, data: ~}, "
         "backoff: {first: 2s, max: 1m, jitter: 0.5}}\nsignals: {grace: 7s}\n"
         "callbacks: [my.hooks]\nfaults: [{at_step: 3, rank: 1, do: kill}]\n"
     )
     made = make("--allow-new-total", job)
     limits, contract = made.limits, made.contract
     assert (limits.no_progress, limits.max_restarts, limits.exactly) == (5, 9, False)
+    assert (limits.refill_after, make("--set restart.refill_after=null", job).limits.refill_after) == (7200.0, None)
     assert (limits.backoff_first, limits.backoff_max, limits.jitter, made.grace) == (2.0, 60.0, 0.5, 7.0)
     assert limits.window == Window(4, timedelta(hours=2))
     assert {key: limits.budgets[key] for key in ("killed", "data", "exit")} == {"killed": 6, "data": None, "exit": 2}
@@ -148,8 +149,9 @@ def test_settings_reach_limits_and_contract(make: Callable[..., LaunchPlan], tmp
 def test_a_root_of_its_own(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:
     assert make("--set checkpoint.root=ckpts train.py").root == str(tmp_path / "ckpts")
     assert make("--set checkpoint.root=/abs/ckpts train.py").root == "/abs/ckpts"
+    assert "is a file, not a directory" in refusal(make, "--set checkpoint.root=train.py train.py")
     assert "memory of one process" in refusal(make, "--set checkpoint.root=memory://x train.py")
-    assert "ftrun[s3]" in refusal(make, "--set checkpoint.root=s3://bucket/x train.py")
+    assert "ftrun[gcs]" in refusal(make, "--set checkpoint.root=gs://bucket/x train.py")
 
 
 def test_the_data_cache(make, tmp_path):

@@ -13,7 +13,7 @@ from ftrun.config.supervisor import Budgets
 from ftrun.config.units import Window
 from ftrun.launch.failures.failure import Failure, Kind
 from ftrun.launch.failures.kinds import NATURES
-from ftrun.launch.policy import Decision, Limits, Situation, backoff, decide
+from ftrun.launch.policy import Decision, Limits, Situation, backoff, decide, is_progress
 
 
 def failed(kind: Kind, code: int = 1, mark: str = "") -> Failure:
@@ -27,6 +27,7 @@ UNREAD = failed(Kind.DATA, 1, "cccc3333")
 LEFT = failed(Kind.EXIT, 3)
 WRONG = failed(Kind.USAGE, 2)
 CORRUPT = failed(Kind.CORRUPT_CHECKPOINT)
+LOST = failed(Kind.LOST_SNAPSHOT)
 STOPPED = failed(Kind.STOPPED, 75)
 
 DEFAULT = Limits()
@@ -73,6 +74,7 @@ DECISIONS = {
     "stopped before a step": (at(STOPPED, made_a_step=False), DEFAULT, False, 75, "stopped", "with a commit"),
     "corrupt": (at(CORRUPT, made_a_step=False), DEFAULT, True, 0, "", "the next older one is used"),
     "corrupt, budget spent": (at(CORRUPT, 9, 9), DEFAULT, True, 0, "", "the next older one is used"),
+    "lost snapshot": (at(LOST, made_a_step=False), DEFAULT, True, 0, "", "the newest commit is used"),
     "corrupt, counted": (at(CORRUPT, 2), COUNTED, False, 1, "failed", "all 2 restarts used (--max-restarts)"),
     "exactly: the first": (at(RAISED, made_a_step=False), COUNTED, True, 0, "", "restart 1 of 2 (--max-restarts)"),
     "exactly: the last": (at(RAISED, 1, 1), COUNTED, True, 0, "", "restart 2 of 2"),
@@ -126,6 +128,30 @@ DECISIONS = {
         76,
         "gave_up",
         "(restart.no_progress)",
+    ),
+    "plain: the first": (
+        at(KILLED, has_commit=False, session=False),
+        DEFAULT,
+        True,
+        0,
+        "",
+        "1 of 3 allowed before 1h of training (restart.no_progress, restart.refill_after)",
+    ),
+    "plain: one too many": (
+        at(KILLED, 3, 3, has_commit=False, session=False),
+        DEFAULT,
+        False,
+        76,
+        "gave_up",
+        "3 restarts in a row without 1h of training (restart.no_progress, restart.refill_after)",
+    ),
+    "plain: nothing refills": (
+        at(KILLED, has_commit=False, session=False),
+        Limits(refill_after=None),
+        True,
+        0,
+        "",
+        "1 of 3 allowed before the next commit, which takes a Session (restart.no_progress)",
     ),
     "no commit ever": (at(KILLED, 3, 3, has_commit=False), DEFAULT, False, 76, "gave_up", "set checkpoint.every lower"),
     "in all wins over the window": (
@@ -205,6 +231,27 @@ DECISIONS = {
 }
 
 
+@pytest.mark.parametrize(
+    ("resumed", "newest", "trained", "expected"),
+    [
+        ("a", "b", None, True),
+        ("a", "a", None, False),
+        ("a", None, None, False),
+        (None, "a", None, True),
+        (None, None, None, False),
+        (None, None, 3599.0, False),
+        (None, None, 3600.0, True),
+        ("a", "a", 3600.0, True),
+        (None, "a", 1.0, True),
+    ],
+)
+def test_what_refills_the_budgets(
+    resumed: str | None, newest: str | None, trained: float | None, expected: bool
+) -> None:
+    assert is_progress(resumed, newest, trained, DEFAULT) is expected
+    assert is_progress(resumed, newest, trained, Limits(refill_after=None)) is (newest not in (None, resumed))
+
+
 @pytest.mark.parametrize("name", DECISIONS)
 def test_decisions(name: str) -> None:
     situation, limits, restart, code, outcome, reason = DECISIONS[name]
@@ -217,11 +264,11 @@ def test_decisions(name: str) -> None:
 def test_what_is_retried_before_the_first_step() -> None:
     retried = {kind for kind in Kind if decide(at(failed(kind), made_a_step=False), DEFAULT).restart}
     outside = {Kind.KILLED, Kind.HARDWARE, Kind.STORAGE, Kind.PREEMPTED, Kind.UNKNOWN}
-    assert retried == {*outside, Kind.CORRUPT_CHECKPOINT}
+    assert retried == {*outside, Kind.CORRUPT_CHECKPOINT, Kind.LOST_SNAPSHOT}
 
 
 def test_the_job_file_has_a_budget_for_each_kind_that_may_be_retried() -> None:
-    counted = set(Kind) - {Kind.USAGE, Kind.STOPPED, Kind.CORRUPT_CHECKPOINT}
+    counted = set(Kind) - {Kind.USAGE, Kind.STOPPED, Kind.CORRUPT_CHECKPOINT, Kind.LOST_SNAPSHOT}
     assert {kind.key for kind in counted} == set(Budgets.model_fields)
 
 

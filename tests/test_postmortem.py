@@ -118,6 +118,14 @@ def test_the_table_has_a_row_for_every_rank(run_dir: RunDir) -> None:
     assert rows[2][8].strip() in RANKS[2].stack
 
 
+def test_how_full_memory_was_is_told_of_what_may_have_died_of_it(run_dir: RunDir) -> None:
+    evidence = replace(EVIDENCE, memory="the control group uses 1.90 GB of memory, with a limit of 2.00 GB")
+    for attempt, kind in enumerate((Kind.KILLED, Kind.HOST_OUT_OF_MEMORY, Kind.CODE_ERROR)):
+        path = postmortem.write(run_dir, attempt, replace(FAILURE, kind=kind), AGAIN, evidence)
+        assert path is not None
+        assert (f"- memory: {evidence.memory}\n" in path.read_text()) == (kind is not Kind.CODE_ERROR)
+
+
 def test_a_stop_says_so(run_dir: RunDir) -> None:
     path = postmortem.write(run_dir, 3, FAILURE, STOP, EVIDENCE)
     assert path is not None

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from session_kit import Launch
+from conftest import NO_COMPILER
 
 import ftrun
 from ftrun import pulse
 from ftrun.contract import Every
 from ftrun.errors import UsageError
 from ftrun.pulse import Beat, Marks, Phase, Pulse
-from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from session_kit import Launch
 
     from ftrun.contract import WorkerContract
 
@@ -283,10 +284,10 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("order", ["first", "later"])
 def test_a_plain_script_is_seen_with_torch_imported_before_or_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    launch = Launch(RunDir(tmp_path / "run"), monkeypatch)
     contract = launch()
+    monkeypatch.setenv("PYTHONPATH", str(NO_COMPILER))
     before = time.time()
     subprocess.run([sys.executable, "-c", PLAIN, order], check=True, timeout=100)
     beat = launch.beat(contract)

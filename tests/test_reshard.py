@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import held_port
 from loading_kit import NAME, commit, cut, in_rows, replicated, written
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -336,7 +336,7 @@ objects = {"model": model, "optimizer": optimizer}
 contract = WorkerContract(where, "run", where, 1, 1, None if resume == "none" else resume, 0, "")
 back = Restoration(contract, Place(rank, world_size))
 for each, value in objects.items():
-    back.give(each, value, objects)
+    back.give_all({each: value}, objects)
 back.forget()
 
 
@@ -406,18 +406,16 @@ os._exit(0)  # torch may abort when an interpreter ends with its threads
 
 
 def run_ranks(runner: Runner, world_size: int, *arguments: str) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script = runner.cwd / "job.py"
     script.write_text(_JOB)
     started = []
-    for rank in range(world_size):
-        env = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        where = str(runner.cwd / "root")
-        started.append(runner.start_python(script, str(Path(__file__).parent), where, *arguments, env=env))
-    results = [each.wait(100) for each in started]
+    with held_port() as port:
+        for rank in range(world_size):
+            env = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            where = str(runner.cwd / "root")
+            started.append(runner.start_python(script, str(Path(__file__).parent), where, *arguments, env=env))
+        results = [each.wait(100) for each in started]
     assert all(each.code == 0 for each in results), results
     return [json.loads(each.out.splitlines()[-1]) for each in results]
 

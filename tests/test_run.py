@@ -6,25 +6,22 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from conftest import SCRIPTS, Runner, eventually
+from conftest import SCRIPTS, Runner, eventually, held_port
 
 from ftrun import events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 SMALL = SCRIPTS / "small.py"
 
 
-STOPS = ("--total", "4000", "--pace", "0.02", "--stop-at", "12")
-"""Asks for a stop at its twelfth step, and gets it at the next point of agreement, a second or so later."""
+LONG = ("--total", "4000", "--pace", "0.02")
 
 
 def of(runner: Runner, name: str, kind: type[events.Event]) -> list[events.Record]:
@@ -37,15 +34,47 @@ def weights(text: str) -> str:
     return lines[-1]
 
 
-def test_a_killed_rank_costs_nothing_but_time(runner: Runner) -> None:
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The weights that two ranks come to when nobody disturbs them."""
+    runner = Runner(tmp_path_factory.mktemp("calm"))
+    try:
+        result = runner.run("--nproc", "2", "--name", "calm", SMALL)
+        assert result.code == 0, result
+        yield weights(result.out)
+    finally:
+        runner.close()
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The run directory of two ranks that were stopped somewhere after their second commit."""
+    runner = Runner(tmp_path_factory.mktemp("stopped"))
+    try:
+        # Any rank's request stops all, at the next point of agreement, a second or so later.
+        result = runner.run("--nproc", "2", "--name", "stopped", SMALL, *LONG, "--stop-at", "12", "--bad-rank", "1")
+        assert result.code == 75, result
+        assert runner.json("status", "stopped", "--json")["state"] == "stopped"
+        yield runner.run_dir("stopped").path
+    finally:
+        runner.close()
+
+
+@pytest.fixture
+def goes_on(runner: Runner, stopped: Path) -> str:
+    """The name of a run that was stopped, in this test's own directory."""
+    shutil.copytree(stopped, runner.cwd / "runs" / "stopped", symlinks=True)
+    return "stopped"
+
+
+@pytest.mark.slow
+def test_a_killed_rank_costs_nothing_but_time(runner: Runner, calm: str) -> None:
     (runner.cwd / "job.yaml").write_text(
         f"name: killed\nscript: {SMALL}\nlaunch: {{nproc_per_node: 2}}\nfaults: [{{at_step: 13, rank: 1, do: kill}}]\n"
     )
-    calm = runner.run("--nproc", "2", "--name", "calm", "--set", "standby.enabled=false", SMALL)
-    killed = runner.run("-c", "job.yaml")
-    assert calm.code == 0, calm
+    killed = runner.run("-c", "job.yaml", standbys=True)
     assert killed.code == 0, killed
-    assert weights(killed.out) == weights(calm.out)
+    assert weights(killed.out) == calm
 
     (fall,) = of(runner, "killed", events.Failed)
     assert fall.event.failed_rank == 1
@@ -53,7 +82,7 @@ def test_a_killed_rank_costs_nothing_but_time(runner: Runner) -> None:
     resumed = of(runner, "killed", events.AttemptStarted)[-1].event.resume_step
     assert resumed in (5, 10)  # the save of step 10 may still have been on its way
     assert (fall.event.step, fall.event.lost_steps) == (12, 12 - resumed)
-    assert "rank 1 was ended by SIGKILL" in killed.err
+    assert killed.err.count("rank 1 was ended by SIGKILL (injected: kill at step 13 on rank 1)") == 2
     assert f"resumes from step {resumed}" in killed.err
     assert f"training again: step {resumed + 1}" in killed.err
     assert "restarts   1" in killed.err
@@ -72,17 +101,14 @@ def test_a_killed_rank_costs_nothing_but_time(runner: Runner) -> None:
 
 
 @pytest.mark.slow
-def test_an_unmodified_script_runs_as_under_torchrun_and_starts_anew_each_time(runner: Runner) -> None:
+def test_an_unmodified_script_runs_as_under_torchrun(runner: Runner) -> None:
     plain = SCRIPTS / "plain_torchrun.py"
     mine = runner.run("--nproc", "2", plain, "--lr", "3e-4", "--help-me")
     theirs = runner.python("-m", "torch.distributed.run", "--nproc-per-node", "2", plain, "--lr", "3e-4", "--help-me")
     assert mine.code == theirs.code == 0, f"{mine}\n{theirs}"
     assert sorted(mine.out.splitlines()) == sorted(theirs.out.splitlines())
-    second = runner.run("--nproc", "2", plain, "--lr", "3e-4", "--help-me")
-    assert second.code == 0, second
-    runs = sorted(path.name for path in (runner.cwd / "runs" / "plain_torchrun").iterdir() if path.is_dir())
-    assert len(runs) == 2
-    logs = runner.run_dir(f"plain_torchrun/{runs[0]}").worker(1, 0, 1) / "stdout.log"
+    (run,) = (path for path in (runner.cwd / "runs" / "plain_torchrun").iterdir() if path.is_dir())
+    logs = runner.run_dir(f"plain_torchrun/{run.name}").worker(1, 0, 1) / "stdout.log"
     assert "rank 1 of 2" in logs.read_text()
 
 
@@ -97,25 +123,18 @@ def test_a_failure_before_the_first_step_is_not_retried(runner: Runner) -> None:
     assert "launch/" not in result.err  # no traceback of the launcher's
 
 
-def test_a_workers_own_exit_code_is_passed_on(runner: Runner) -> None:
+def test_a_workers_own_exit_code_is_passed_on_and_each_run_starts_anew(runner: Runner) -> None:
     script = runner.cwd / "leaves.py"
-    script.write_text("import sys\nsys.exit(42)\n")
-    assert runner.run(script).code == 42
+    script.write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    assert runner.run(script, "42").code == 42
+    result = runner.run(script, "75")
+    assert result.code == 75
+    assert "left with code 75, without a commit" in result.err
+    assert sum(path.is_dir() for path in (runner.cwd / "runs" / "leaves").iterdir()) == 2
 
 
 @pytest.mark.slow
-def test_the_same_failure_at_the_same_step_ends_the_run_the_third_time(runner: Runner) -> None:
-    result = runner.run(
-        "--name", "stuck", "--set", "restart.backoff.first=10ms", SMALL, "--raise-at", "3", "--total", "20"
-    )
-    assert result.code == 76, result
-    assert len(of(runner, "stuck", events.AttemptStarted)) == 3
-    assert "for the third time" in result.err
-    assert runner.json("status", "stuck", "--json")["state"] == "gave_up"
-
-
-@pytest.mark.slow
-def test_the_same_failure_at_the_same_step_goes_one_commit_further_back(runner: Runner) -> None:
+def test_the_same_failure_at_the_same_step_goes_one_commit_further_back_and_then_ends_the_run(runner: Runner) -> None:
     result = runner.run(
         "--name", "back", "--set", "restart.backoff.first=10ms", SMALL, "--raise-at", "13", "--total", "20"
     )
@@ -123,6 +142,7 @@ def test_the_same_failure_at_the_same_step_goes_one_commit_further_back(runner: 
     assert [each.event.resume_step for each in of(runner, "back", events.AttemptStarted)] == [0, 10, 5]
     assert "one commit further back" in result.err
     assert "for the third time" in result.err
+    assert runner.json("status", "back", "--json")["state"] == "gave_up"
 
 
 @pytest.mark.slow
@@ -133,11 +153,15 @@ def test_max_restarts_on_the_command_line_means_exactly_that(runner: Runner) -> 
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_leaves_with_75_and_the_same_command_continues(runner: Runner) -> None:
-    command = ("--nproc", "2", "--name", "polite", SMALL, "--total", "400", "--pace", "0.02", "--workers", "1")
+def test_a_signal_saves_and_leaves_with_75_and_the_same_command_continues(runner: Runner) -> None:
+    command = ("--nproc", "2", "--name", "polite", SMALL, *LONG, "--workers", "1")
     started = runner.start(*command)
     eventually(lambda: len(of(runner, "polite", events.Committed)) >= 1, 60, "a first commit")
-    started.process.send_signal(signal.SIGTERM)
+    second = runner.run(*command)
+    assert second.code == 2, second
+    assert "in use by another launcher" in second.err
+    assert f"pid {started.process.pid}" in second.err
+    started.process.send_signal(signal.SIGINT)
     result = started.wait(40)
     assert result.code == 75, result
     saved = of(runner, "polite", events.Committed)[-1].event.step
@@ -147,32 +171,14 @@ def test_sigterm_saves_and_leaves_with_75_and_the_same_command_continues(runner:
     steps = len(of(runner, "polite", events.Step))
     eventually(lambda: len(of(runner, "polite", events.Step)) > steps, 60, "a step after the second start")
     assert of(runner, "polite", events.StepsBegan)[-1].event.step == saved
-    again.process.send_signal(signal.SIGINT)
-    assert again.wait(40).code == 75
-
-
-@pytest.mark.slow
-def test_a_requested_stop_of_any_rank_stops_all(runner: Runner) -> None:
-    result = runner.run("--nproc", "2", "--name", "asked", SMALL, *STOPS, "--bad-rank", "1")
+    ranks = of(runner, "polite", events.AttemptStarted)[-1].event.pids
+    for pid in (again.process.pid, *ranks.values()):  # to every process at once it is one request
+        os.kill(pid, signal.SIGTERM)
+    result = again.wait(40)
     assert result.code == 75, result
-    assert runner.json("status", "asked", "--json")["state"] == "stopped"
-
-
-@pytest.mark.slow
-def test_nothing_outlives_an_agent_that_is_killed(runner: Runner) -> None:
-    started = runner.start(
-        "--nproc", "2", "--name", "gone", SMALL, "--total", "4000", "--pace", "0.02", "--workers", "1"
-    )
-    eventually(lambda: of(runner, "gone", events.Step), 60, "the first step")
-    family = psutil.Process(started.process.pid).children(recursive=True)
-    assert len(family) >= 4  # two ranks, each with a loader worker
-    os.kill(started.process.pid, signal.SIGKILL)
-    started.process.wait(10)
-    eventually(lambda: not any(each.is_running() for each in family), 30, "the end of all workers")
-    assert runner.json("status", "gone", "--json")["state"] == "dead"
-    again = runner.start("--nproc", "2", "--name", "gone", SMALL, "--total", "4000", "--pace", "0.02")
-    eventually(lambda: len(of(runner, "gone", events.StepsBegan)) == 2, 60, "the run to go on")
-    assert again.process.poll() is None
+    assert "saved and stopped on SIGTERM" in result.err
+    saved = of(runner, "polite", events.Committed)[-1].event.step
+    assert of(runner, "polite", events.StepsEnded)[-1].event.step == saved
 
 
 @pytest.mark.slow
@@ -195,79 +201,70 @@ def test_programs_that_a_script_started_are_gone_too(runner: Runner) -> None:
 
 
 @pytest.mark.slow
-def test_two_launchers_never_share_a_run_directory(runner: Runner) -> None:
-    first = runner.start("--name", "mine", SMALL, "--total", "4000", "--pace", "0.02")
-    eventually(lambda: of(runner, "mine", events.StepsBegan), 60, "the first step")
-    second = runner.run("--name", "mine", SMALL)
-    assert second.code == 2, second
-    assert "in use by another launcher" in second.err
-    assert f"pid {first.process.pid}" in second.err
-
-
-@pytest.mark.slow
-def test_fresh_keeps_the_earlier_run_aside(runner: Runner) -> None:
-    assert runner.run("--name", "twice", SMALL, "--total", "6").code == 0
-    result = runner.run("--name", "twice", "--fresh", SMALL, "--total", "6")
-    assert result.code == 0, result
-    assert "starts fresh" in result.err
-    asides = list((runner.cwd / "runs").glob("twice.aside-*"))
-    assert len(asides) == 1
-    assert (asides[0] / "checkpoints" / "LATEST").is_file()
-
-
-@pytest.mark.slow
-def test_fresh_in_a_shared_root_never_resumes_what_was_there(runner: Runner) -> None:
+def test_fresh_keeps_the_earlier_run_aside_and_never_resumes_what_is_there(runner: Runner, goes_on: str) -> None:
     root = runner.cwd / "root"
-    command = ("--name", "rooted", "--set", f"checkpoint.root={root}", SMALL, "--total", "6")
-    assert runner.run(*command).code == 0
-    result = runner.run("--fresh", *command)
+    shutil.copytree(runner.run_dir(goes_on).checkpoints, root)  # a shared one, which stays where it is
+    where = ("--set", f"checkpoint.root={root}", SMALL, "--total", "6")
+    result = runner.run("--name", goes_on, "--fresh", *where)
     assert result.code == 0, result
     assert "starts fresh" in result.err
-    foreign = runner.run("--name", "other", "--set", f"checkpoint.root={root}", SMALL)
+    (aside,) = (runner.cwd / "runs").glob(f"{goes_on}.aside-*")
+    assert (aside / "checkpoints" / "LATEST").is_file()
+    foreign = runner.run("--name", "other", *where)
     assert foreign.code == 2, foreign
-    assert "holds the run 'rooted'" in foreign.err
+    assert f"holds the run {goes_on!r}" in foreign.err
 
 
 @pytest.mark.slow
-def test_another_total_is_refused_and_can_be_allowed(runner: Runner) -> None:
-    assert runner.run("--name", "longer", SMALL, *STOPS).code == 75
-    refused = runner.run("--name", "longer", SMALL, "--total", "200")
+def test_what_does_not_fit_the_checkpoint_is_refused_and_another_total_can_be_allowed(
+    runner: Runner, goes_on: str
+) -> None:
+    before = runner.json("ckpt", "ls", goes_on, "--json")
+    refused = runner.run("--name", goes_on, SMALL, "--total", "200")
     assert refused.code == 2, refused
     assert "a run of 4,000 steps, and the script now asks for 200" in refused.err
     assert "Traceback" not in refused.err
-    allowed = runner.run("--name", "longer", "--allow-new-total", SMALL, "--total", "200")
+    wrong = runner.run("--nproc", "2", "--name", goes_on, SMALL, *LONG, "--width", "4")
+    assert wrong.code == 2, wrong
+    assert "weight: [1, 4] in the script, [1, 8] in the checkpoint" in wrong.err
+    assert wrong.err.count("weight: [1, 4]") == 2  # once as it happens and once on the last screen, not once a rank
+    assert runner.json("ckpt", "ls", goes_on, "--json") == before
+
+    for record in (runner.run_dir(goes_on).checkpoints / "epochs").iterdir():
+        record.unlink()  # which hides no commit
+    allowed = runner.run("--name", goes_on, "--allow-new-total", SMALL, "--total", "200")
     assert allowed.code == 0, allowed
-    assert runner.json("status", "longer", "--json")["step"] == 200
+    assert of(runner, goes_on, events.StepsBegan)[-1].event.step > 0
+    assert of(runner, goes_on, events.AttemptStarted)[-1].event.epoch > 1  # what the commits have isn't used again
+    assert runner.json("status", goes_on, "--json")["step"] == 200
 
 
 @pytest.mark.slow
-def test_shapes_that_do_not_fit_are_named(runner: Runner) -> None:
-    assert runner.run("--name", "shape", SMALL, *STOPS).code == 75
-    before = runner.json("ckpt", "ls", "shape", "--json")
-    result = runner.run("--nproc", "2", "--name", "shape", SMALL, "--total", "4000", "--width", "4")
-    assert result.code == 2, result
-    assert "weight: [1, 4] in the script, [1, 8] in the checkpoint" in result.err
-    assert result.err.count("weight: [1, 4]") == 2  # once as it happens and once on the last screen, not once a rank
-    assert runner.json("ckpt", "ls", "shape", "--json") == before
+def test_damage_is_passed_over_and_nothing_left_is_never_a_quiet_fresh_start(runner: Runner, goes_on: str) -> None:
+    checkpoints = runner.run_dir(goes_on).checkpoints
+    rows = runner.json("ckpt", "ls", goes_on, "--json")["checkpoints"]
+    checkpoints.rename(runner.cwd / "moved")
+    lost = runner.run("--name", goes_on, SMALL, *LONG)
+    assert lost.code == 2, lost
+    assert "there is no checkpoint in" in lost.err
+    assert len(of(runner, goes_on, events.AttemptStarted)) == 1
 
-
-@pytest.mark.slow
-def test_a_damaged_commit_is_passed_over_and_none_left_is_an_error(runner: Runner) -> None:
-    assert runner.run("--name", "hurt", SMALL, *STOPS).code == 75
-    rows = runner.json("ckpt", "ls", "hurt", "--json")["checkpoints"]
-    ckpt = runner.run_dir("hurt").checkpoints / "ckpt"
-    flip_a_byte(ckpt / rows[0]["name"] / "r00000.0.safetensors")
-    result = runner.start("--name", "hurt", SMALL, "--total", "4000", "--pace", "0.02")
-    eventually(lambda: len(of(runner, "hurt", events.StepsBegan)) == 2, 60, "the run to go on")
-    result.process.send_signal(signal.SIGTERM)
-    result = result.wait(40)
+    (runner.cwd / "moved").rename(checkpoints)
+    flip_a_byte(checkpoints / "ckpt" / rows[0]["name"] / "r00000.0.safetensors")
+    for record in (checkpoints / "epochs").iterdir():
+        record.write_bytes(b"")
+    started = runner.start("--name", goes_on, SMALL, *LONG)
+    eventually(lambda: len(of(runner, goes_on, events.StepsBegan)) == 2, 60, "the run to go on")
+    started.process.send_signal(signal.SIGTERM)
+    result = started.wait(40)
     assert result.code == 75, result
     assert "marked bad" in result.err
     assert f"resumes from step {rows[1]['step']}" in result.err
+    assert of(runner, goes_on, events.AttemptStarted)[1].event.epoch == 2  # no number is used twice
 
-    for each in ckpt.iterdir():
+    for each in (checkpoints / "ckpt").iterdir():
         (each / "MANIFEST.json").write_bytes(b"{}")
-    lost = runner.run("--name", "hurt", SMALL, "--total", "4000")
+    lost = runner.run("--name", goes_on, SMALL, *LONG)
     assert lost.code == 2, lost
     assert "none that can be used" in lost.err
     assert "--fresh" in lost.err
@@ -279,21 +276,15 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("place", ["a file", pytest.param("read-only", marks=pytest.mark.slow)])
-def test_a_root_that_cannot_be_written_is_refused_before_anything_is(runner: Runner, place: str) -> None:
-    root = runner.cwd / "taken"
-    if place == "a file":
-        root.write_text("something else")
-    else:
-        root = "/proc/ftrun-root"
-    result = runner.run("--name", "nowhere", "--set", f"checkpoint.root={root}", SMALL)
+def test_a_root_that_cannot_be_written_is_refused_before_anything_is(runner: Runner) -> None:
+    result = runner.run("--name", "nowhere", "--set", "checkpoint.root=/proc/ftrun-root", SMALL)
     assert result.code == 2, result
-    assert "taken" in result.err or "ftrun-root" in result.err
+    assert "ftrun-root" in result.err
     assert not runner.run_dir("nowhere").path.exists()
 
 
 @pytest.mark.slow
-def test_alone_under_python_and_under_plain_torchrun(runner: Runner) -> None:
+def test_alone_under_python_and_under_plain_torchrun(runner: Runner, calm: str) -> None:
     alone = runner.python(SMALL)
     assert alone.code == 0, alone
     (first,) = [path for path in (runner.cwd / "runs" / "small").iterdir() if path.is_dir()]
@@ -308,10 +299,9 @@ def test_alone_under_python_and_under_plain_torchrun(runner: Runner) -> None:
     assert begun == [0, 10]
     done = runner.python(*under, env=env)
     assert done.code == 0, done
-    assert weights(done.out) == weights(runner.run("--nproc", "2", SMALL).out)
+    assert weights(done.out) == calm
 
 
-@pytest.mark.slow
 def test_callbacks_from_the_job_file(runner: Runner) -> None:
     (runner.cwd / "hooks.py").write_text(
         "import ftrun\n"
@@ -327,97 +317,54 @@ def test_callbacks_from_the_job_file(runner: Runner) -> None:
     assert "restored 5 {'note': 'kept'}" in result.out
     assert "durable 20" in result.out
 
-    (runner.cwd / "job.yaml").write_text(f"name: typo\nscript: {SMALL}\ncallbacks: [hoks]\n")
-    missing = runner.run("-c", "job.yaml")
-    assert missing.code == 2, missing
-    assert "no module 'hoks'" in missing.err
-
-
-@pytest.mark.slow
-def test_checkpoints_that_are_gone_are_never_a_quiet_fresh_start(runner: Runner) -> None:
-    assert runner.run("--name", "lost", SMALL, *STOPS).code == 75
-    (runner.run_dir("lost").checkpoints).rename(runner.cwd / "moved")
-    result = runner.run("--name", "lost", SMALL, "--total", "4000")
-    assert result.code == 2, result
-    assert "there is no checkpoint in" in result.err
-    assert len(of(runner, "lost", events.AttemptStarted)) == 1
-    (runner.cwd / "moved").rename(runner.run_dir("lost").checkpoints)
-    again = runner.start("--name", "lost", SMALL, "--total", "4000", "--pace", "0.02")
-    eventually(lambda: len(of(runner, "lost", events.StepsBegan)) == 2, 60, "the run to go on")
-    again.process.send_signal(signal.SIGTERM)
-    assert again.wait(40).code == 75
-    assert of(runner, "lost", events.StepsBegan)[-1].event.step > 0
-
-
-@pytest.mark.slow
-def test_a_script_that_leaves_with_75_but_no_commit_is_told_so(runner: Runner) -> None:
-    script = runner.cwd / "leaves.py"
-    script.write_text("import sys\nsys.exit(75)\n")
-    result = runner.run(script)
-    assert result.code == 75
-    assert "left with code 75, without a commit" in result.err
-
 
 @pytest.mark.slow
 def test_a_plain_script_that_falls_is_restarted_and_nothing_is_made_up(runner: Runner) -> None:
     (runner.cwd / "job.yaml").write_text(
-        f"name: plain\nscript: {SCRIPTS / 'plain_optimizer.py'}\nfaults: [{{at_step: 30, rank: 0, do: kill}}]\n"
+        f"name: plain\nscript: {SCRIPTS / 'plain_optimizer.py'}\n"
+        "faults: [{at_step: 30, rank: 0, do: kill}, {at_step: 40, rank: 0, do: kill}]\n"
+        "restart: {no_progress: 1, refill_after: 200ms}\n"  # 29 steps take longer
     )
     result = runner.run("-c", "job.yaml")
     assert result.code == 0, result
     assert "where it resumes is its own business" in result.err
     assert "to repeat" not in result.err
+    assert result.err.count("1 of 1 allowed before 200ms of training (restart.no_progress, restart.refill_after)") == 2
     status = runner.json("status", "plain", "--json")
-    assert (status["restarts"], status["lost_steps"], status["seconds"]["repeating"]) == (1, 0, 0.0)
+    assert (status["restarts"], status["lost_steps"], status["seconds"]["repeating"]) == (2, 0, 0.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["empty", "gone"])
-def test_damaged_epoch_records_hide_no_commit(runner: Runner, damage: str) -> None:
-    assert runner.run("--name", "epochs", SMALL, *STOPS).code == 75
-    records = runner.run_dir("epochs").checkpoints / "epochs"
-    for record in records.iterdir():
-        record.write_bytes(b"") if damage == "empty" else record.unlink()
-    again = runner.start("--name", "epochs", SMALL, "--total", "4000", "--pace", "0.02")
-    eventually(lambda: len(of(runner, "epochs", events.StepsBegan)) == 2, 60, "the run to go on")
-    assert of(runner, "epochs", events.StepsBegan)[-1].event.step > 0
-    assert of(runner, "epochs", events.AttemptStarted)[-1].event.epoch == 2  # no number is used twice
-    again.process.send_signal(signal.SIGTERM)
-    assert again.wait(40).code == 75
-
-
-@pytest.mark.slow
-def test_leaving_early_with_code_0_is_not_finishing(runner: Runner) -> None:
+def test_a_run_is_finished_when_the_script_is_and_not_before(runner: Runner) -> None:
     script = runner.cwd / "limit.py"
     script.write_text(
-        "import sys, torch, ftrun\n"
+        "import os, sys, time, ftrun\n"
         "@ftrun.entrypoint(every=5)\n"
         "def main(ft):\n"
         "    for step in ft.steps(total=40):\n"
         "        if step == 17 and ft.resume is None:\n"
         "            sys.exit(0)\n"
+        "    print('after the loop', flush=True)\n"
+        "    if not os.path.exists('go'):\n"
+        "        time.sleep(60)\n"
+        "    print('done', flush=True)\n"
         "main()\n"
     )
-    first = runner.run("--name", "limit", script)
+    command = ("--name", "limit", "--set", "signals.grace=1s", script)
+    first = runner.run(*command)
     assert first.code == 0, first
     assert "left before its end; the same command continues" in first.err
-    second = runner.run("--name", "limit", script)
-    assert second.code == 0, second
-    assert "resumes from step 15" in second.err
-    assert "is finished" in runner.run("--name", "limit", script).err
-
-
-@pytest.mark.slow
-def test_a_signal_to_every_process_at_once_is_one_request(runner: Runner) -> None:
-    started = runner.start("--nproc", "2", "--name", "group", SMALL, "--total", "4000", "--pace", "0.02")
-    eventually(lambda: of(runner, "group", events.Committed), 60, "a first commit")
-    ranks = of(runner, "group", events.AttemptStarted)[-1].event.pids
-    for pid in (started.process.pid, *ranks.values()):
-        os.kill(pid, signal.SIGTERM)
-    result = started.wait(40)
+    second = runner.start(*command)
+    eventually(lambda: "after the loop" in second.out.read_text(), 60, "the end of the loop")
+    second.process.send_signal(signal.SIGTERM)
+    result = second.wait(40)
     assert result.code == 75, result
-    assert "saved and stopped on SIGTERM" in result.err
-    assert of(runner, "group", events.StepsEnded)[-1].event.step == of(runner, "group", events.Committed)[-1].event.step
+    assert "resumes from step 15" in result.err
+    (runner.cwd / "go").touch()
+    third = runner.run(*command)
+    assert third.code == 0, third
+    assert "done" in third.out  # work after the loop isn't skipped because of a stop
+    assert "is finished" in runner.run(*command).err
 
 
 @pytest.mark.slow
@@ -449,56 +396,22 @@ def test_a_disk_that_is_full_for_a_while_costs_no_state(runner: Runner) -> None:
     root = runner.cwd / "root"
     root.mkdir()
     events_file = runner.run_dir("full").events()
-    command = ("--nproc", "2", "--name", "full", "--set", f"checkpoint.root={root}", SMALL, "--total", "12")
+    command = ("--name", "full", "--set", f"checkpoint.root={root}", SMALL, "--total", "12")
     command += ("--pace", "0.2")  # the disk must be full before the last save
-    started = subprocess.run(
-        ["unshare", "-m", "bash", "-c", FULL, "-", root, events_file, sys.executable, "-m", "ftrun", *command],
-        cwd=runner.cwd,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
-    assert started.returncode == 0, started.stderr
-    assert "checkpoints wait for" in started.stderr
+    result = runner.run(*command, under=("unshare", "-m", "bash", "-c", FULL, "-", root, events_file))
+    assert result.code == 0, result
+    assert "checkpoints wait for" in result.err
     assert of(runner, "full", events.Committed)[-1].event.step == 12
 
 
 @pytest.mark.slow
 def test_a_fixed_port_meets_no_stale_keys(runner: Runner) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     faults = ", ".join(f"{{at_step: {step}, rank: 1, do: kill}}" for step in (7, 12))
     (runner.cwd / "job.yaml").write_text(
         f"name: port\nscript: {SMALL}\nargs: [--total, 15, --pace, 0.02]\nfaults: [{faults}]\n"
-        f"launch: {{nproc_per_node: 2, master_port: {port}}}\n"
     )
-    result = runner.run("-c", "job.yaml", timeout=100)
+    with held_port() as port:
+        result = runner.run("-c", "job.yaml", "--nproc", "2", "--master-port", str(port), timeout=100)
     assert result.code == 0, result
     falls = of(runner, "port", events.Failed)
     assert [fall.event.exit_code for fall in falls] == [-9, -9]
-
-
-@pytest.mark.slow
-def test_work_after_the_loop_is_not_skipped_by_a_stop(runner: Runner) -> None:
-    script = runner.cwd / "tail.py"
-    script.write_text(
-        "import sys, time, torch, ftrun\n"
-        "@ftrun.entrypoint(every=5)\n"
-        "def main(ft):\n"
-        "    for step in ft.steps(total=10):\n"
-        "        pass\n"
-        "    print('tail', flush=True)\n"
-        "    if ft.resume is None:\n"
-        "        time.sleep(60)\n"
-        "    print('done', flush=True)\n"
-        "main()\n"
-    )
-    command = ("--name", "tail", "--set", "signals.grace=1s", script)
-    first = runner.start(*command)
-    eventually(lambda: "tail" in first.out.read_text(), 60, "the end of the loop")
-    first.process.send_signal(signal.SIGTERM)
-    assert first.wait(40).code == 75
-    second = runner.run(*command)
-    assert second.code == 0, second
-    assert "done" in second.out

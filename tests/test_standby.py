@@ -764,6 +764,7 @@ def test_a_plain_command_line_is_guessed(
         (["--nproc", "1000", "train.py"], {}),
         (["--nproc", "\u00b2", "train.py"], {}),
         (["--numa-binding=node", "train.py"], {}),
+        (["--signals-to-handle", "SIGTERM", "train.py"], {}),
         (["--virtual-local-rank", "train.py"], {}),
         (["none.py"], {}),
         (["train.py"], {"PYTHON_EXEC": "/usr/bin/python3"}),
@@ -789,11 +790,17 @@ def test_what_is_not_plain_is_not_guessed(tmp_path: Path, argv: list[str], env: 
 def test_the_first_start_takes_processes_that_are_still_importing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Started in the background by a script, too, whose shell has SIGINT and SIGQUIT ignored."""
     write(
-        place.cwd / "train.py", "import os, torch\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], torch.ones(1))"
+        place.cwd / "train.py",
+        "import os, signal, torch\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], torch.ones(1))\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler\n"
+        "assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL",
     )
     monkeypatch.chdir(place.cwd)
     environment = place.environment()
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
     with early.begin(["--nproc", "2", "train.py", "x"], environment) as standbys:
         assert len(standbys.pids()) == 2
         both = []
@@ -823,7 +830,7 @@ def lives_in(directory: Path) -> list[int]:
 def test_a_launcher_that_ends_early_leaves_nothing_behind(runner: Runner, how: str) -> None:
     write(runner.cwd / "train.py", "import torch")
     options = ["--nproc", "2", "--max-restarts", "many"] if how == "usage error" else ["--nproc", "2"]
-    started = runner.start(*options, "train.py")
+    started = runner.start(*options, "train.py", standbys=True)
     eventually(lambda: len(lives_in(runner.cwd)) >= 3, what="two parked processes")
     if how == "killed":
         started.process.kill()

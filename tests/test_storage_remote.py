@@ -14,6 +14,7 @@ from storage_kit import QUICK, DoubleFileSystem, Fault, Store, write_attempt
 
 from ftrun.checkpoint import epochs, leftovers, reader, retention, verify
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root, attempt_key
+from ftrun.checkpoint.storage import retry
 from ftrun.checkpoint.storage.base import UnreachableError
 from ftrun.checkpoint.storage.retry import HungError, Life, Patience, is_transient, persist
 from ftrun.errors import CheckpointError, NoValidCheckpoint, UsageError
@@ -111,6 +112,23 @@ def test_at_the_deadline_the_reason_is_told() -> None:
     with pytest.raises(CheckpointError, match=r"reading s3://b failed for 0 s, \d+ tries, .* no route to host"):
         persist(call, replace(QUICK, deadline=0.05), "reading s3://b")
     assert len(tries) > 1
+
+
+@pytest.mark.parametrize("silent", [0.0, 60.0])
+def test_trouble_that_lasts_is_told_once(
+    silent: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retry, "_SILENT", silent)
+    left = [ConnectionError("no route to host")] * 3
+
+    def call(life: Life) -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert persist(call, QUICK, "reading s3://b") == "done"
+    told = [each.getMessage() for each in caplog.records]
+    assert told == ["ftrun: reading s3://b fails (no route to host); tried again for at most 20 s"] * (silent == 0)
 
 
 def test_a_hung_call_is_left_behind_and_may_not_go_on() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import eventually
+from conftest import eventually, held_port
 
 from ftrun import events
 
@@ -50,9 +48,11 @@ def _worlds(node: Started) -> list[str]:
 
 def test_a_node_that_joins_late_trains_with_the_others_and_counts_the_same_restarts(runner: Runner) -> None:
     (runner.cwd / "node.py").write_text(textwrap.dedent(_SCRIPT))
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    with held_port() as port:
+        _grow_and_fall(runner, port)
+
+
+def _grow_and_fall(runner: Runner, port: int) -> None:
     first = _node(runner, "a", port)
     eventually(lambda: _worlds(first) == ["world 1 count 0"], 60, "the first node trains alone")
     second = _node(runner, "b", port)

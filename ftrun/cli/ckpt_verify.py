@@ -97,15 +97,11 @@ def examine(root: Root, info: AttemptInfo, *, mark_bad: bool) -> Verdict:
         CheckpointError: a remote storage is away, or the mark can't be written.
     """
     from ftrun.checkpoint import reader, verify
-    from ftrun.checkpoint.layout import MANIFEST
 
     began = time.monotonic()
-    if info.manifest is None:
-        damages = [verify.Damage(MANIFEST, None, None, None, info.reason.removeprefix(f"{MANIFEST} "))]
-    else:
-        damages = verify.verify(root, info.name, info.manifest)
-        if info.status == "invalid" and not damages:  # it isn't the manifest of this place
-            damages = [verify.Damage(MANIFEST, None, None, None, info.reason.removeprefix(f"{MANIFEST} "))]
+    damages = verify.verify(root, info.name, info.manifest) if info.manifest is not None else []
+    if info.manifest is None or (info.status == "invalid" and not damages):  # no manifest, or not the one of this place
+        damages = [verify.of_manifest(root, info.name, info.reason)]
     certain = any(each.certain for each in damages)
     if mark_bad and certain:
         reader.mark_bad(root, info.name, verify.marking(damages))
@@ -122,5 +118,6 @@ def _row(verdict: Verdict) -> dict[str, Any]:
 def _lines(verdict: Verdict) -> list[str]:
     if verdict.whole:
         return [f"{verdict.name}   whole: {size_text(verdict.size)} read in {verdict.seconds:.1f} s"]
+    word = "DAMAGED" if any(each.certain for each in verdict.damages) else "NOT READABLE"
     mark = ", marked as bad" if verdict.marked else ""
-    return [f"{verdict.name}   DAMAGED{mark}", *(f"  {each}" for each in verdict.damages)]
+    return [f"{verdict.name}   {word}{mark}", *(f"  {each}" for each in verdict.damages)]

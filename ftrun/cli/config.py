@@ -11,6 +11,9 @@ from ftrun.contract import ExitCode
 from ftrun.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftrun.config.job import LaunchValue
     from ftrun.config.load import JobFile
 
 app = typer.Typer(help="Check a job file, show what it means, print its schema.", no_args_is_help=True)
@@ -76,7 +79,17 @@ def _load(file: str, sets: list[str] | None) -> JobFile:
     from ftrun.config.load import load_job
 
     try:
-        return load_job(file, sets or ())
+        return load_job(file, sets or (), _check_launch)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(ExitCode.USAGE) from None
+
+
+def _check_launch(options: Mapping[str, LaunchValue]) -> Mapping[str, str]:
+    """What torchrun's parser has against the options under ``launch``. Imports torch, where there are any."""
+    if not options:
+        return {}
+    from ftrun.launch import plan
+    from ftrun.launch.options import LaunchParser
+
+    return plan.check_launch(LaunchParser(), options)

@@ -75,6 +75,8 @@ class Restart(Section):
     """Give up after this many restarts in all; null for no limit."""
     window: RestartWindow | None = None
     """Give up when more failures than these come in this time, such as 5 in 1h; null for no limit."""
+    refill_after: Duration | None = Field(default=timedelta(hours=1))
+    """Without a Session there are no commits: this much training in one attempt counts as one; null for none does."""
     budgets: Budgets = Field(default_factory=Budgets)
     """Restarts in a row without a new commit, by the kind of failure."""
     backoff: Backoff = Field(default_factory=Backoff)

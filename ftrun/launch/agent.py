@@ -238,7 +238,8 @@ class Agent(LocalElasticAgent):
         """After a good end: what shares a session with a worker is killed, daemons go on and are named."""
         processes = family.table()
         leaders = set(workers.pids().values())
-        family.kill(pid for pid, each in processes.items() if each.session in leaders and pid not in leaders)
+        theirs = {pid for pid, each in processes.items() if each.session in leaders} - leaders
+        family.kill(pid for pid in theirs if not family.tidies_up(pid))
         daemons = family.orphans(processes, {*leaders, *self._own_leaders()})
         family.reap(daemons)
         for pid in sorted(daemons):

@@ -192,6 +192,8 @@ class Director:
         if what.kind is Kind.CORRUPT_CHECKPOINT:
             with contextlib.suppress(OSError):  # remembered here anyway, for as long as this launcher lives
                 self._rounds.mark_bad(what.attempt, what.message)
+        if what.kind is Kind.LOST_SNAPSHOT and self._current.resume is not None:
+            self._rounds.pass_over(self._current.resume)
         self.decision = policy.decide(self._situation(what), self._plan.limits)
         self._tell(what, self.decision, evidence)
         if stuck:
@@ -214,12 +216,14 @@ class Director:
 
     def _situation(self, what: failure.Failure) -> policy.Situation:
         newest = self._newest_commit()
-        self._past.resumed_from(self._current.resume, newest)
+        if policy.is_progress(self._current.resume, newest, self._trained(), self._plan.limits):
+            self._past.refill()
         return policy.Situation(
             failure=what,
             restarts=self._past.restarts,
             streak=self._past.streak,
             made_a_step=self._made_a_step,
+            session=self._had_session,
             has_commit=newest is not None,
             has_older_commit=newest is not None and self._past.seen(what.fingerprint) and self._has_older(),
             step=self._furthest() if self._steps_made() else None,
@@ -229,6 +233,14 @@ class Director:
             now=time.time(),
             chance=random.random(),
         )
+
+    def _trained(self) -> float | None:
+        """Seconds since the attempt's first step; None with a Session, which shows its progress by commits."""
+        beats = self._beats().values()
+        if any(beat.owned for beat in beats):
+            return None
+        first = min((beat.first_step for beat in beats if beat.first_step), default=0.0)
+        return time.time() - first if first else 0.0
 
     def _has_older(self) -> bool:
         with contextlib.suppress(FtrunError, OSError):
@@ -369,11 +381,10 @@ class _Past:
         self.failed_at: list[float] = []
         self.earlier: list[tuple[str, int]] = []
 
-    def resumed_from(self, resumed: str | None, newest: str | None) -> None:
-        """A commit that the fallen attempt did not start from is progress, and refills the budgets."""
-        if newest not in (None, resumed):
-            self.streak = 0
-            self.streak_by_kind.clear()
+    def refill(self) -> None:
+        """There was progress: the budgets are full again."""
+        self.streak = 0
+        self.streak_by_kind.clear()
 
     def seen(self, fingerprint: str) -> bool:
         return any(each == fingerprint for each, _ in self.earlier)

@@ -135,8 +135,23 @@ def reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
+def tidies_up(pid: int) -> bool:
+    """Whether a process removes its workers' shared memory when they are dead, and ends by itself then.
+
+    Python's resource trackers and torch's shared memory manager: killed beside their workers, they would leave named
+    semaphores and segments in ``/dev/shm`` for good.
+    """
+    try:
+        line = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"resource_tracker import main" in line or line.partition(b"\0")[0].endswith(b"torch_shm_manager")
+
+
 def clear(leaders: Collection[int], mine: Collection[int], *, deadline: float) -> set[int]:
     """Kill everything that workers started, until nothing is left or the time is over.
+
+    What tidies up after the workers is given that time to end by itself.
 
     Args:
         leaders: pids of the workers, dead or alive; they themselves aren't touched.
@@ -150,10 +165,12 @@ def clear(leaders: Collection[int], mine: Collection[int], *, deadline: float) -
         processes = table()
         adopted = orphans(processes, {*leaders, *mine})
         found = below(processes, leaders, adopted) | {pid for pid in adopted if processes[pid].lives}
-        kill(found)
+        over = time.monotonic() >= deadline
+        last = {pid for pid in found if tidies_up(pid)}
+        kill(found if over else found - last)
         reap(adopted)
-        if not found or time.monotonic() >= deadline:
-            return found
+        if not found or over:
+            return found - last
         time.sleep(0.005)
 
 

@@ -15,7 +15,8 @@ import sys
 def main() -> None:
     """Read the marks of a worker's environment, then lines of pids: the session leaders of each attempt in turn.
 
-    At the end everything goes that is in a session of the last line, or that carries the marks.
+    At the end everything goes that is in a session of the last line, or that carries the marks; but for what removes
+    the workers' shared memory when they are dead, which ends by itself then.
     """
     marks = [text.encode() for text in json.loads(sys.stdin.readline() or "[]")]
     leaders: set[int] = set()
@@ -30,7 +31,7 @@ def main() -> None:
         for name in os.listdir("/proc"):
             if name.isdigit() and int(name) != os.getpid():
                 with contextlib.suppress(OSError):
-                    if os.getsid(int(name)) in leaders or _carries(name, marks):
+                    if (os.getsid(int(name)) in leaders or _carries(name, marks)) and not _tidies_up(name):
                         os.kill(int(name), signal.SIGKILL)
 
 
@@ -40,6 +41,13 @@ def _carries(pid: str, marks: list[bytes]) -> bool:
     # A process that was parked before its run was known keeps that environment here, with the last mark alone.
     wanted = marks[-1:] if b"FTRUN_PARKED=" in environment else marks
     return bool(wanted) and all(mark in environment for mark in wanted)
+
+
+def _tidies_up(pid: str) -> bool:
+    # As in family.py, which this program can't import.
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        line = file.read()
+    return b"resource_tracker import main" in line or line.partition(b"\0")[0].endswith(b"torch_shm_manager")
 
 
 if __name__ == "__main__":

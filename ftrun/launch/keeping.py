@@ -12,12 +12,15 @@ from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.local import LocalTier
 from ftrun.checkpoint.keeper.process import Keeper
 from ftrun.checkpoint.keeper.progress import Progress
+from ftrun.checkpoint.keeper.stopped import Rouser
 from ftrun.checkpoint.keeper.takeover import locked
 from ftrun.checkpoint.memory.outcomes import Outcomes
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.checkpoint.storage.base import why
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ftrun.checkpoint.epochs import EpochRecord
     from ftrun.checkpoint.layout import Root
     from ftrun.launch.console import Console
@@ -65,6 +68,7 @@ class Keeping:
         self._looked = 0.0
         self._said = ""
         self._waits_since: float | None = None
+        self._damaged: set[Path] = set()
         self._outcomes = Outcomes(self.tier)
 
     def claim(self, root: Root) -> None:
@@ -80,13 +84,17 @@ class Keeping:
         except OSError as error:
             self._warn(error)
         self._foreign = self._epoch is None and not self._is_of(root)
+        for slot, problem in self.tier.damaged():
+            if slot.seal not in self._damaged:
+                self._damaged.add(slot.seal)
+                self._console.warn(f"{slot.seal} {problem}: the snapshot in this memory is passed over")
 
     def start_over(self) -> None:
         """Have an earlier launcher's keeper stop what it does for a run that was set aside, and wait for its end."""
         if self.tier.path.is_dir():
             with contextlib.suppress(OSError):  # what it goes on with can't be taken for ours: it knows its own root
                 self._keeper.claim()
-                with locked(self.tier.path / "keeper.lock", _LEAVE_SECONDS):
+                with locked(self.tier.path / "keeper.lock", _LEAVE_SECONDS, Rouser(self.tier).look):
                     pass
 
     def _is_of(self, root: Root) -> bool:

@@ -7,6 +7,7 @@ torch along, also those of versions to come.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 _OWN = "ftrun_"
 _SCRIPT = ("training_script", "training_script_args")
+_AMBIGUOUS = "ambiguous option: "
+
+
+class _AmbiguousOption(ConfigError):
+    """An abbreviation of several options.
+
+    Attributes:
+        word: as it was typed.
+    """
+
+    def __init__(self, findings: list[str], word: str) -> None:
+        super().__init__(findings)
+        self.word = word
 
 
 @dataclass(frozen=True)
@@ -100,12 +114,12 @@ class LaunchParser:
             unknown = message.removeprefix("unrecognized arguments:").split()
             options = [each for each in unknown if each.startswith("-")] or unknown
             findings = [self._unknown(each) for each in options]
-        raise ConfigError(
-            [
-                *findings,
-                "`ftrun run --help` lists all options. Those of the script come after it, or into args: of a job file.",
-            ]
+        findings.append(
+            "`ftrun run --help` lists all options. Those of the script come after it, or into args: of a job file."
         )
+        if message.startswith(_AMBIGUOUS):
+            raise _AmbiguousOption(findings, message.removeprefix(_AMBIGUOUS).partition(" could match ")[0])
+        raise ConfigError(findings)
 
     def _unknown(self, option: str) -> str:
         known = list(self._parser._option_string_actions)
@@ -120,11 +134,24 @@ class LaunchParser:
             ConfigError: it can't be understood; suggestions included.
             SystemExit: ``--help`` was asked for and has been printed.
         """
-        given = vars(self._parser.parse_args(list(argv)))
+        given = vars(self._parsed(list(argv)))
         own = {key.removeprefix(_OWN): given.pop(key) for key in list(given) if key.startswith(_OWN)}
         script = given.pop("training_script", None)
         script_args = given.pop("training_script_args", [])
         return CommandLine(launch=given, script=script, script_args=script_args, **own)
+
+    def _parsed(self, argv: list[str]) -> argparse.Namespace:
+        """What argparse makes of it. In older Pythons it looks for abbreviations among the script's words, too."""
+        try:
+            return self._parser.parse_args(argv)
+        except _AmbiguousOption as refused:
+            begin = argv.index(refused.word) if refused.word in argv else 0
+            with contextlib.suppress(ConfigError):
+                given = self._parser.parse_args(argv[:begin])
+                if "training_script" in given:
+                    given.training_script_args += argv[begin:]
+                    return given
+            raise
 
     @property
     def names(self) -> list[str]:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from ftrun.contract import WorkerContract
 from ftrun.errors import CheckpointError, ConfigError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
 from ftrun.launch.policy import Limits
+from ftrun.launch.slow_root import told_if_slow
 from ftrun.rundir import RUNS, RunDir, run_name, timestamp
 
 if TYPE_CHECKING:
@@ -274,7 +276,8 @@ def _resume(root: layout.Root, run_id: str, past: history.History | None) -> str
             f"the checkpoint root {root.path} is a file, not a directory. Choose another with checkpoint.root."
         )
     try:
-        commit = reader.resume_point(root, run_id).commit
+        with told_if_slow(lambda text: print(f"ftrun: {text}", file=sys.stderr, flush=True), root):
+            commit = reader.resume_point(root, run_id).commit
     except UnreachableError:
         raise  # that passes: it is no mistake of the user's
     except CheckpointError as error:
@@ -334,6 +337,7 @@ def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> 
     restart = job.config.restart
     asked = launch["max_restarts"]
     exactly = asked.origin != "default"
+    refill = restart.refill_after
     return Limits(
         no_progress=restart.no_progress,
         max_restarts=int(str(asked.value)) if exactly else restart.max_restarts,
@@ -343,6 +347,7 @@ def _limits(line: CommandLine, job: JobFile, launch: Mapping[str, Resolved]) -> 
         backoff_first=restart.backoff.first.total_seconds(),
         backoff_max=restart.backoff.max.total_seconds(),
         jitter=restart.backoff.jitter,
+        refill_after=None if refill is None else refill.total_seconds(),
     )
 
 

@@ -6,10 +6,11 @@ Reasons name the key of the job file that decides, for whoever wants it otherwis
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ftrun.config.units import window_text
+from ftrun.config.units import duration_text, window_text
 from ftrun.contract import ExitCode
 from ftrun.launch.failures.failure import shell_code
 from ftrun.launch.failures.kinds import NATURES, Kind
@@ -37,6 +38,7 @@ class Limits:
         backoff_first: seconds before the second restart in a row without a new commit; doubles from there.
         backoff_max: its cap.
         jitter: part of a wait that is left to chance, from 0 to 1.
+        refill_after: seconds of training that count as progress where there is no Session to commit any; None for none.
     """
 
     no_progress: int = 3
@@ -47,6 +49,7 @@ class Limits:
     backoff_first: float = 1.0
     backoff_max: float = 300.0
     jitter: float = 0.0
+    refill_after: float | None = 3600.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Situation:
     Attributes:
         failure: what went wrong.
         restarts: restarts so far, by this launcher.
-        streak: restarts in a row without a new commit; 0 when there is a commit that the last restart didn't have.
+        streak: restarts in a row without progress, as :func:`is_progress` sees it.
         made_a_step: some attempt of this launcher completed a step.
         has_commit: there is a commit to resume from.
         has_older_commit: there is one before that, too.
@@ -66,6 +69,7 @@ class Situation:
         earlier: fingerprint and step of this launcher's earlier failures, commits in between or not.
         now: seconds since 1970.
         chance: a random number from 0 to 1, for the jitter.
+        session: the script has a Session, so that commits are to be expected.
     """
 
     failure: Failure
@@ -80,6 +84,7 @@ class Situation:
     earlier: tuple[tuple[str, int], ...] = ()
     now: float = 0.0
     chance: float = 0.0
+    session: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,23 @@ class Decision:
     exit_code: int = 0
     outcome: str = ""
     further_back: int = 0
+
+
+def is_progress(resumed: str | None, newest: str | None, trained: float | None, limits: Limits) -> bool:
+    """Whether a fallen attempt has made progress, which refills the budgets.
+
+    A Session shows it by a new commit. Where a script without one resumes is its own business: there, time spent
+    training has to do.
+
+    Args:
+        resumed: the commit that the attempt began with, if any.
+        newest: the newest commit there is now, if any.
+        trained: seconds since the attempt's first step; None with a Session.
+        limits: what the job allows.
+    """
+    if newest not in (None, resumed):
+        return True
+    return trained is not None and limits.refill_after is not None and trained >= limits.refill_after
 
 
 def decide(situation: Situation, limits: Limits) -> Decision:
@@ -145,6 +167,8 @@ def _by_nature(situation: Situation) -> Decision | None:
     failure = situation.failure
     if failure.kind is Kind.CORRUPT_CHECKPOINT:
         return Decision(True, "the checkpoint is marked bad, the next older one is used")
+    if failure.kind is Kind.LOST_SNAPSHOT:
+        return Decision(True, "the snapshot in memory is passed over, the newest commit is used")
     if not situation.made_a_step and not NATURES[failure.kind].from_outside:
         return _stop(failure, "it failed before the first step, so a restart would most likely fail again")
     if not failure.retryable:
@@ -195,14 +219,17 @@ def _by_budget(situation: Situation, limits: Limits) -> Decision | None:
     key = f"restart.budgets.{kind.key}"
     if budget == 0:
         return _stop(situation.failure, f"no restart after this kind of failure, {kind.value} ({key})")
-    return _give_up(f"{_count(used, 'restart')} after this kind of failure, {kind.value}, without a new commit ({key})")
+    lacking = _progress(situation, limits, "a new commit", key)
+    return _give_up(f"{_count(used, 'restart')} after this kind of failure, {kind.value}, without {lacking}")
 
 
 def _without_progress(situation: Situation, limits: Limits) -> Decision | None:
     if situation.streak < limits.no_progress:
         return None
-    hint = "" if situation.has_commit else "; no commit was ever made, so set checkpoint.every lower"
-    return _give_up(f"{_count(situation.streak, 'restart')} in a row without a new commit (restart.no_progress){hint}")
+    never = situation.session and not situation.has_commit
+    hint = "; no commit was ever made, so set checkpoint.every lower" if never else ""
+    lacking = _progress(situation, limits, "a new commit", "restart.no_progress")
+    return _give_up(f"{_count(situation.streak, 'restart')} in a row without {lacking}{hint}")
 
 
 def _restart(situation: Situation, limits: Limits) -> Decision:
@@ -220,9 +247,19 @@ def _allowed(situation: Situation, limits: Limits) -> str:
     """Which restart this is, by the limit that is nearest."""
     kind = situation.failure.kind
     budget, used = limits.budgets.get(kind.key), situation.streak_by_kind.get(kind, 0)
-    if budget is not None and budget - used < limits.no_progress - situation.streak:
-        return f"{used + 1} of {budget} allowed before the next commit (restart.budgets.{kind.key})"
-    return f"{situation.streak + 1} of {limits.no_progress} allowed before the next commit (restart.no_progress)"
+    at, of, key = situation.streak, limits.no_progress, "restart.no_progress"
+    if budget is not None and budget - used < of - at:
+        at, of, key = used, budget, f"restart.budgets.{kind.key}"
+    return f"{at + 1} of {of} allowed before {_progress(situation, limits, 'the next commit', key)}"
+
+
+def _progress(situation: Situation, limits: Limits, commit: str, key: str) -> str:
+    """What would refill the budgets, and the keys that say so."""
+    if situation.session:
+        return f"{commit} ({key})"
+    if limits.refill_after is None:
+        return f"{commit}, which takes a Session ({key})"
+    return f"{duration_text(timedelta(seconds=limits.refill_after))} of training ({key}, restart.refill_after)"
 
 
 def backoff(streak: int, limits: Limits, chance: float = 0.0) -> float:

@@ -168,7 +168,7 @@ class Workers(PContext):
             Pids that are still there: a process in uninterruptible sleep can't be killed, and is left behind rather
             than waited for.
         """
-        self.send(signal.SIGKILL, groups=True)
+        self.send(signal.SIGKILL, groups=False)  # their groups hold those that tidy up, too
         left = family.clear(set(self.pids().values()), mine, deadline=time.monotonic() + 1.0)
         deadline = time.monotonic() + _REAP_SECONDS
         while self.alive and time.monotonic() < deadline:

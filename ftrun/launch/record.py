@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrun import events
+from ftrun import events, inject
 from ftrun.launch.console import Fall, Start
 from ftrun.launch.evidence import postmortem
 
@@ -31,11 +32,13 @@ class Record:
         self._node = 0
         self._local_ranks: dict[int, int] = {}
         self._fallen: int | None = None
+        self._fired: frozenset[int] = frozenset()
 
     def begin(self, attempt: int, node: int) -> None:
         """What follows is of this attempt."""
         self._attempt, self._node = attempt, node
         self._log = events.EventLog(self._plan.run_dir.events(node), attempt=attempt)
+        self._fired = inject.fired(self._plan.contract)
 
     def started(self, current: Round, pids: Mapping[int, int], world_size: int, *, session: bool) -> None:
         """The workers are running.
@@ -68,6 +71,7 @@ class Record:
         self, what: Failure, decision: Decision, evidence: Evidence, *, step: int, lost: int, where: str
     ) -> None:
         """The attempt is over: written down first, then said."""
+        what = self._as_scripted(what)
         self._log.write(
             events.Failed(
                 cause=what.kind.value,
@@ -90,6 +94,16 @@ class Record:
         tee = self._plan.job.config.logs.tee
         shown = tee == "all" or self._local_ranks.get(what.rank) in tee
         self._console.failed(what, decision, Fall(self._attempt, where, lost, log, shown, report))
+
+    def _as_scripted(self, what: Failure) -> Failure:
+        """Say of the failure of an attempt in which scripted faults have fired that it was injected."""
+        contract = self._plan.contract
+        new = [contract.faults[index] for index in sorted(inject.fired(contract) - self._fired)]
+        if not new:
+            return what
+        head, *rest = what.message.split("\n")
+        told = ", ".join(f"{each.do} at step {each.at_step} on rank {each.rank}" for each in new)
+        return replace(what, message="\n".join([f"{head} (injected: {told})", *rest]))
 
     def recovered(self, seconds: Mapping[str, float], lost: int, step: int | None) -> None:
         """The attempt after a failure has completed its first step."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import socket
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint import epochs, reader, resuming
@@ -17,6 +20,7 @@ from ftrun.errors import CheckpointError, FtrunError, NoValidCheckpoint, UsageEr
 from ftrun.goodput import history
 from ftrun.launch import plan as plans
 from ftrun.launch.keeping import Keeping
+from ftrun.launch.slow_root import told_if_slow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +138,8 @@ class Rounds:
         said = False
         while True:
             try:
-                chosen = self._choose()
+                with told_if_slow(self._console.warn, self._root):
+                    chosen = self._choose()
             except (FtrunError, OSError) as error:
                 if not _may_pass(error) or time.monotonic() >= deadline:
                     if isinstance(error, FtrunError):
@@ -182,6 +187,7 @@ class Rounds:
     def _require_the_root_we_know(self) -> None:
         """A restart finds the note of the start before; without it another one would begin from nothing."""
         if self.current is not None and not epochs.is_noted(self._root, self._epoch_record(self.current)):
+            self._root.epochs()  # what can't even be listed says why
             raise _RootIsEmpty(
                 f"the checkpoint root {self._root.url} lacks the note of epoch {self.current.epoch}, with which the "
                 "workers were started: is it mounted?"
@@ -191,8 +197,17 @@ class Rounds:
         """Commit what every node has written before the leader died."""
         record = epochs.require_free_or_ours(self._root, self._plan.run_id)
         if record is not None:
+            self._warn_of_another_launcher(record)
             before = epochs.newest(self._root) + 1
             roll_forward(self._root, self._plan.run_id, since=record.since, before=before, faults=Faults())
+
+    def _warn_of_another_launcher(self, record: EpochRecord) -> None:
+        """Two launchers of one run, each in a run directory of its own, do no harm but double work."""
+        if record.host == socket.gethostname() and record.pid != os.getpid() and _is_launcher(record.pid):
+            self._console.warn(
+                f"another launcher of this run (pid {record.pid}) still runs, and uses the same checkpoint root: what "
+                "it commits from now on is passed over. Stop one of them"
+            )
 
     def latest(self, *, further_back: bool = False) -> ResumePoint | None:
         """What to resume from, a commit or a later snapshot in memory; None where this run has neither.
@@ -257,6 +272,15 @@ class Rounds:
         return {"failures": len(theirs), "uptime": max(0.0, past.last_time - past.started)}
 
 
+def _is_launcher(pid: int) -> bool:
+    """Whether a process of this machine lives that may well be a launcher."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(b"ftrun" in word for word in command[:4])
+
+
 def _may_pass(error: Exception) -> bool:
     """Whether it may be that the root is only away."""
     away = isinstance(error, _RootIsEmpty | UnreachableError) or not isinstance(error, FtrunError)
@@ -265,6 +289,8 @@ def _may_pass(error: Exception) -> bool:
 
 def _unusable(error: Exception, root: Root) -> CheckpointError:
     """What a filesystem says doesn't tell what it was needed for."""
+    file = getattr(error, "filename", None)
+    where = "" if file is None else f"{os.fsdecode(file)}: "
     return CheckpointError(
-        f"checkpoint root {root.url} can't be used ({why(error)}): check the storage and start again"
+        f"checkpoint root {root.url} can't be used ({where}{why(error)}): check the storage and start again"
     )

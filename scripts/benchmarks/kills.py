@@ -15,7 +15,7 @@ from peers import MANY, Absent, Launcher, ftrun, others, torchrun
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from common import Job, Settings, Stamps
@@ -197,18 +197,17 @@ def _series_line(series: Series, version: str) -> str:
 def in_a_row(settings: Settings) -> Iterator[Figure]:
     """``recovery.restarts`` and ``recovery.lost_steps``: kills in a row on one job."""
     count = settings.count(50, 5)
-    restarts = str(2 * count)
-    every = 5
-    ours, problem = _row(settings, ftrun("--max-restarts", restarts, "--name", "bench"), count, every)
-    again, _ = _row(settings, ftrun("--max-restarts", restarts, "--name", "bench"), count, every)
-    # Each of its restarts can take half a minute until the stale addresses are given up: fewer will do.
-    fewer = settings.count(10, 3)
-    stock, stock_problem = _row(settings, torchrun("--max-restarts", restarts, shared_store=True), fewer, every)
-    value = _succeeded(ours) / count
+    restarts = ("--max-restarts", str(2 * count))
+    launcher = ftrun(*restarts, "--name", "bench")
+    ours, problem = _row(settings, launcher, count)
+    again, _ = _row(settings, launcher, count)
     if settings.wants("recovery.restarts"):
+        # Each of its restarts can take half a minute until the stale addresses are given up: fewer will do.
+        fewer = settings.count(10, 3)
+        stock, stock_problem = _row(settings, torchrun(*restarts, shared_store=True), fewer)
         yield Figure(
             "recovery.restarts",
-            value,
+            _succeeded(ours) / count,
             Target("=", 1.0),
             control=_succeeded(again) / count,
             n=count,
@@ -216,33 +215,43 @@ def in_a_row(settings: Settings) -> Iterator[Figure]:
             notes=[_row_line("ftrun", ours, count, problem), _row_line("torchrun", stock, fewer, stock_problem)],
         )
     if settings.wants("recovery.lost_steps"):
-        yield _lost(ours, again)
+        sharded, sharded_problem = _row(settings, launcher, settings.count(20, 3), "--layout", "fsdp2")
+        yield lost_steps({"DDP": (ours, problem), "FSDP2": (sharded, sharded_problem)}, again)
 
 
-def _lost(ours: Sequence[Kill], again: Sequence[Kill]) -> Figure:
-    lost = [each.lost for each in ours if each.seconds is not None]
+def lost_steps(rows: Mapping[str, tuple[Sequence[Kill], str]], again: Sequence[Kill]) -> Figure:
+    """``recovery.lost_steps``: kills by layout, each with what went wrong; and those of the first layout again."""
+    lost = {name: [each.lost for each in row if each.seconds is not None] for name, (row, _) in rows.items()}
+    all_of_them = [steps for each in lost.values() for steps in each]
     control = [each.lost for each in again if each.seconds is not None]
+    notes = [
+        f"{name}: {sum(map(bool, each))} of {len(each)} kills lost a whole snapshot, {sum(each)} steps in all"
+        + (f"; {rows[name][1]}" if rows[name][1] else "")
+        for name, each in lost.items()
+    ]
     return Figure(
         "recovery.lost_steps",
-        float(max(lost)) if lost else None,
+        float(max(all_of_them)) if all(lost.values()) else None,
         Target("=", 0.0),
         control=float(max(control)) if control else None,
-        n=len(lost),
-        notes=[
-            f"worst case; {sum(map(bool, lost))} of {len(lost)} kills lost a whole snapshot, {sum(lost)} steps in all"
-        ],
+        n=len(all_of_them),
+        notes=["the worst kill counts: steps done again that a snapshot of all ranks held when it came", *notes],
     )
 
 
-def _row(settings: Settings, launcher: Launcher, count: int, every: int) -> tuple[list[Kill], str]:
+_EVERY = 5
+"""Steps between the snapshots of jobs that are killed in a row."""
+
+
+def _row(settings: Settings, launcher: Launcher, count: int, *more: str) -> tuple[list[Kill], str]:
     folder = settings.folder(launcher.name)
     rng = settings.random("in a row")
-    options = ("--out", str(folder), "--every", str(every), "--pace", "0.01")
+    options = ("--out", str(folder), "--every", str(_EVERY), "--pace", "0.01", *more)
     command = launcher.run(RANKS, launcher.training, *options)
     kills: list[Kill] = []
     with started(command, folder, ranks=RANKS, environment=launcher.environment) as job:
         while len(kills) < count:
-            kill = kill_one(job, rng.randrange(RANKS), rng.uniform(0.0, 0.4), every)
+            kill = kill_one(job, rng.randrange(RANKS), rng.uniform(0.0, 0.4), _EVERY)
             kills += [kill] if kill is not None else []
             if kill is None or kill.seconds is None:
                 return kills, how_it_stands(job)

@@ -7,6 +7,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftrun.checkpoint.checksums import record_of
 from ftrun.checkpoint.layout import AttemptName, rank_json, rank_shard
 from ftrun.checkpoint.plan.pieces import Box, Piece, ranks_text, share
 from ftrun.checkpoint.records import RankRecord, Seal, TensorEntry, Word
@@ -77,8 +78,8 @@ def seal(tier: Tier, name: AttemptName, world: World = ALONE, *, slot: int = 0) 
             torch="2",
             run_attempt=1,
             files={
-                rank_shard(rank): (str(place.payload), len(payload)),
-                rank_json(rank): (str(place.record), len(record)),
+                rank_shard(rank): (str(place.payload), record_of(payload)),
+                rank_json(rank): (str(place.record), record_of(record)),
             },
             word=Word("position", {_everyone(world_size): "content"} if world_size > 1 else {}),
             sealed_at=0.0,

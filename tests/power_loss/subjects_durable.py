@@ -63,8 +63,10 @@ def claims(directory: Path) -> None:
 
 
 def marked_bad(directory: Path) -> None:
+    root = Root.open(directory / "root")
+    root.make_attempt(ATTEMPT)
     mark(directory, "start")
-    reader.mark_bad(Root.open(directory / "root"), ATTEMPT, "bytes differ")
+    reader.mark_bad(root, ATTEMPT, "bytes differ")
     mark(directory, "returned")
 
 

@@ -11,9 +11,6 @@ import hashlib
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import ftrun
@@ -28,7 +25,17 @@ def samples(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    made: torch.Tensor = getattr(tensor, "full_tensor", lambda: tensor)()  # of a DTensor
+    return made
+
+
+def sharded(model: nn.Module, ranks: int) -> nn.Module:
+    # Only where it is needed: this takes as long as importing torch.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    return model
 
 
 @ftrun.entrypoint(every=1)
@@ -39,8 +46,7 @@ def main(ft: ftrun.Session, options: argparse.Namespace) -> None:
         for parameter in model.parameters():
             parameter.copy_((parameter * 8).round() / 8)
     if options.how == "fsdp":
-        fully_shard(model, mesh=init_device_mesh("cpu", (ft.world_size,)))
-        wrapped: nn.Module = model
+        wrapped = sharded(model, ft.world_size)
     else:
         wrapped = DistributedDataParallel(model) if ft.world_size > 1 else model
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-4, momentum=0.5)

@@ -118,25 +118,17 @@ class Collector:
         looks = {each.rank: process_state.look(each.pid) for each in ranks if each.exit_code is None}
         living = {each: looks[each.rank] for each in ranks if each.rank in looks and looks[each.rank].lives}
         dumped = self._stacks(living, budget)
+        memory = self._memory()
         return Evidence(
             ranks=tuple(_evidence(each, looks.get(each.rank), dumped.get(each.rank, ())) for each in ranks),
             node=self._sources.node,
             host=self._sources.host,
             time=time,
-            oom_kills=self._oom_kills(),
+            oom_kills=_more(memory.oom_kills, self._before.oom_kills),
+            memory=_in_words(memory, self._before),
             kernel=self._sources.kernel.lines(budget.kernel),
             hang=hang,
         )
-
-    def memory_text(self) -> str:
-        """How full the control group is, in words; empty where the kernel doesn't say."""
-        use = self._memory()
-        if use.used is None:
-            return ""
-        limit = "no limit" if use.limit is None else f"a limit of {use.limit / 1e9:.2f} GB"
-        hits = (use.at_limit or 0) - (self._before.at_limit or 0)
-        times = f", hit {hits} times in this attempt" if hits and use.limit is not None else ""
-        return f"the control group uses {use.used / 1e9:.2f} GB of memory, with {limit}{times}"
 
     def close(self) -> None:
         """Close what is open."""
@@ -158,9 +150,19 @@ class Collector:
     def _memory(self) -> cgroup.MemoryUse:
         return self._sources.memory.read() if self._sources.memory is not None else cgroup.MemoryUse()
 
-    def _oom_kills(self) -> int:
-        now, before = self._memory().oom_kills, self._before.oom_kills
-        return max(0, now - before) if now is not None and before is not None else 0
+
+def _more(now: int | None, before: int | None) -> int:
+    return max(0, now - before) if now is not None and before is not None else 0
+
+
+def _in_words(use: cgroup.MemoryUse, before: cgroup.MemoryUse) -> str:
+    """How full the control group is, and how often it hit its limit since ``before``."""
+    if use.used is None:
+        return ""
+    limit = "no limit" if use.limit is None else f"a limit of {use.limit / 1e9:.2f} GB"
+    hits = _more(use.at_limit, before.at_limit)
+    times = f", hit {hits} times in this attempt" if hits and use.limit is not None else ""
+    return f"the control group uses {use.used / 1e9:.2f} GB of memory, with {limit}{times}"
 
 
 def _evidence(rank: LiveRank, look: ProcessState | None, stack: tuple[str, ...]) -> RankEvidence:

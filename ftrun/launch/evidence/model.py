@@ -60,6 +60,7 @@ class Evidence:
         host: its name.
         time: seconds since 1970 of the moment that something was noticed.
         oom_kills: how many processes the kernel killed for memory in this control group since the attempt began.
+        memory: how full this control group was, in words; empty where the kernel doesn't say.
         kernel: lines of the kernel log since the attempt began that speak of these processes, of memory or of devices.
         hang: the verdict of the watch, where that is what ended the attempt.
     """
@@ -69,5 +70,6 @@ class Evidence:
     host: str = ""
     time: float = 0.0
     oom_kills: int = 0
+    memory: str = ""
     kernel: tuple[str, ...] = ()
     hang: Verdict | None = field(default=None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.launch.evidence.tail import shown
 from ftrun.launch.failures.failure import signal_name
+from ftrun.launch.failures.kinds import Kind
 from ftrun.launch.watching.culprit import where
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _STATES = {
     "X": "dead",
     "I": "idle",
 }
+_OF_MEMORY = (Kind.HOST_OUT_OF_MEMORY, Kind.KILLED)
+"""Kinds of failure that want of memory may be behind."""
 _MOST_FRAMES = 40
 _MOST_TRACEBACK_LINES = 80
 
@@ -114,6 +117,8 @@ def _reasons(story: Story) -> Iterator[str]:
     if evidence.oom_kills:
         killed = _count(evidence.oom_kills, "process", "processes")
         yield f"- the kernel killed {killed} of this control group for want of memory"
+    if evidence.memory and failure.kind in _OF_MEMORY:
+        yield f"- memory: {evidence.memory}"
     yield f"- blame: {failure.blame}; fingerprint: `{failure.fingerprint}`"
     yield f"- {'may pass with a restart' if failure.retryable else 'would happen again after a restart'}"
     if failure.would_change:

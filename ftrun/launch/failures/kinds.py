@@ -26,6 +26,7 @@ class Kind(enum.Enum):
     UNKNOWN = "unknown"
     USAGE = "usage"
     CORRUPT_CHECKPOINT = "corrupt checkpoint"
+    LOST_SNAPSHOT = "lost snapshot"
     STOPPED = "stopped"
 
     @property
@@ -67,5 +68,6 @@ NATURES = {
     Kind.UNKNOWN: Nature("unknown", from_outside=True),
     Kind.USAGE: Nature("code", retryable=False),
     Kind.CORRUPT_CHECKPOINT: Nature("data"),
+    Kind.LOST_SNAPSHOT: Nature("infrastructure", from_outside=True),
     Kind.STOPPED: Nature("unknown", retryable=False),
 }

@@ -25,7 +25,7 @@ def read(each: RankEvidence, evidence: Evidence, signs: HostSigns) -> Symptom:
     code = each.exit_code or 0
     if code == ExitCode.TRY_AGAIN:
         return Symptom(Kind.STOPPED, Standing.LEFT)
-    if each.error is not None and each.error.kind in ("usage", "corrupt_checkpoint"):
+    if each.error is not None and each.error.kind in ("usage", "corrupt_checkpoint", "lost_snapshot"):
         return Symptom(Kind(each.error.kind.replace("_", " ")), Standing.ERROR)
     if code < 0:
         return _read_signal(each, evidence, signs)

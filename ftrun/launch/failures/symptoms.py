@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftrun.launch.failures import traces
 from ftrun.launch.failures.kinds import Kind
@@ -207,8 +207,16 @@ _SETTINGS = {
     "ConfigCompositionException",
     "ValidationError",
 }
+# Errors of ftrun's own, which say more than what the system told it.
+_OURS = {
+    "CheckpointError": Kind.STORAGE,
+    "UnreachableError": Kind.STORAGE,
+    "IrregularError": Kind.STORAGE,
+    "Disagreement": Kind.CODE_ERROR,
+}
 _SAMPLE = "in DataLoader worker process"
 _FETCHES = ("torch/utils/data/_utils/fetch.py", "torch/utils/data/_utils/worker.py")
+_LOADED = re.compile(r"\bftrun was (?:loading|reading) (?P<what>.+)")  # what ftrun.DataLoader notes in an error
 _USAGE = re.compile(r"^usage: |: error: |can't open file '.*': \[Errno 2\]", re.MULTILINE)
 _CUDA = re.compile(
     r"\bCUDA\b|\bHIP error|\bcu(BLAS|DNN)|CUDNN_STATUS|CUBLAS_STATUS|NCCL|AcceleratorError", re.IGNORECASE
@@ -229,10 +237,24 @@ def of_exception(text: str, *, stepped: bool) -> Symptom | None:
         return None
     gpu = _CUDA.search(cause.said) is not None
     rule = next((rule for rule in _RULES if rule.pattern.search(cause.said)), None)
+    ours = _ours(text)
+    if ours is not None and (rule is None or rule.kind is Kind.STORAGE):
+        return Symptom(_OURS[ours.type], Standing.ERROR, ours, rule.note if rule is not None else "", gpu)
     if rule is not None and not (rule.kind is Kind.IMPORT_ERROR and stepped):
         return Symptom(rule.kind, rule.standing, cause, rule.note, gpu)
     kind, note = _by_place(cause, in_worker=_SAMPLE in text, stepped=stepped)
+    loaded = _LOADED.search(text)
+    if loaded is not None:
+        note = f"{note or 'raised'}: {loaded['what'].strip()}"
     return Symptom(kind, Standing.ERROR, cause, note, gpu)
+
+
+def _ours(text: str) -> traces.Raised | None:
+    """The error of ftrun's own, about a checkpoint, that ended the process."""
+    last = traces.last(text)
+    if last is None or not last.type.startswith("ftrun.") or last.name not in _OURS:
+        return None
+    return replace(last, type=last.name)
 
 
 def _by_place(cause: traces.Raised, *, in_worker: bool, stepped: bool) -> tuple[Kind, str]:

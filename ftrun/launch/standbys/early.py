@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +36,13 @@ _FLAGS = frozenset(
     }
 )
 # With these the workers are others than can be guessed, or there are none.
-_NOT_PLAIN = ("--no-python", "--virtual-local-rank", "--numa-binding", "--dry-run", "--help", "--start-method")
-_NOT_PLAIN_VARIABLES = ("PET_NO_PYTHON", "PET_VIRTUAL_LOCAL_RANK", "PET_NUMA_BINDING", "PYTHON_EXEC")
+_NOT_PLAIN = (
+    *("--no-python", "--virtual-local-rank", "--numa-binding", "--dry-run", "--help", "--start-method"),
+    "--signals-to-handle",
+)
+_NOT_PLAIN_VARIABLES = (
+    *("PET_NO_PYTHON", "PET_VIRTUAL_LOCAL_RANK", "PET_NUMA_BINDING", "PET_SIGNALS_TO_HANDLE", "PYTHON_EXEC"),
+)
 
 
 @dataclass
@@ -76,12 +82,23 @@ def begin(argv: Sequence[str], environment: Mapping[str, str]) -> Standbys:
     except (OSError, ValueError, LookupError):  # an unreadable job file, a cwd that is gone: it is said later, properly
         return standbys
     if made is not None:
+        _hear_interrupts()
         standbys.configure(enabled=True, exclude=made.exclude)
         if made.record is not None:
             standbys.learn(made.record)
         for local_rank, command in enumerate(made.commands):
             standbys.start(local_rank, command)
     return standbys
+
+
+def _hear_interrupts() -> None:
+    """Don't ignore SIGINT and SIGQUIT because a shell has its background jobs do so: processes would inherit that.
+
+    Torch's agent handles both however it was started, so that the workers that it starts don't ignore them.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def guess(argv: Sequence[str], environment: Mapping[str, str], cwd: str) -> Guess | None:

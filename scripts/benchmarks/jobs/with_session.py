@@ -11,6 +11,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", required=True)
     parser.add_argument("--pace", type=float, default=0.02)
     parser.add_argument("--every", type=int, default=20)
+    parser.add_argument("--layout", choices=["ddp", "fsdp2"], default="ddp")
     options = parser.parse_args()
     written = stamps.Stamps(options.out)
     written.write("start")
@@ -23,8 +24,9 @@ import ftrun
 
 @ftrun.entrypoint(every=options.every)
 def main(ft: ftrun.Session) -> None:
-    model, optimizer = training.build()
-    parallel = nn.parallel.DistributedDataParallel(model)
+    sharded = options.layout == "fsdp2"
+    model, optimizer = training.build(sharded=sharded)
+    parallel = model if sharded else nn.parallel.DistributedDataParallel(model)
     batch = training.BATCH * ft.world_size
     loader = ft.loader(training.Numbers(), global_batch=batch, shuffle=True, seed=17)
     ft.track(model=model, optimizer=optimizer)
