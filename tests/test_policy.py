@@ -26,6 +26,7 @@ RAISED = failed(Kind.CODE_ERROR, 1, "bbbb2222")
 UNREAD = failed(Kind.DATA, 1, "cccc3333")
 LEFT = failed(Kind.EXIT, 3)
 WRONG = failed(Kind.USAGE, 2)
+AWAY = failed(Kind.STORAGE)
 CORRUPT = failed(Kind.CORRUPT_CHECKPOINT)
 LOST = failed(Kind.LOST_SNAPSHOT)
 STOPPED = failed(Kind.STOPPED, 75)
@@ -226,6 +227,38 @@ DECISIONS = {
         0,
         "",
         "3 of 9 allowed",
+    ),
+    "a checkpoint can't be read": (
+        at(AWAY, 1, 1, has_older_commit=True, made_a_step=False),
+        DEFAULT,
+        True,
+        0,
+        "",
+        "2 of 3 allowed",
+    ),
+    "again": (
+        at(AWAY, 2, 2, has_older_commit=True, made_a_step=False, streak_by_kind={Kind.STORAGE: 1}),
+        DEFAULT,
+        True,
+        0,
+        "",
+        "before the first step as it did before, so it goes one commit further back",
+    ),
+    "again, without an older one": (
+        at(AWAY, 2, 2, made_a_step=False, streak_by_kind={Kind.STORAGE: 1}),
+        DEFAULT,
+        True,
+        0,
+        "",
+        "3 of 3 allowed",
+    ),
+    "storage again, but after steps": (
+        at(AWAY, 2, 2, step=7, has_older_commit=True, streak_by_kind={Kind.STORAGE: 1}),
+        DEFAULT,
+        True,
+        0,
+        "",
+        "3 of 3 allowed",
     ),
     "the same, counted": (again(RAISED, 2), Limits(max_restarts=5, exactly=True), True, 0, "", "restart 3 of 5"),
 }

@@ -225,7 +225,7 @@ class Director:
             made_a_step=self._made_a_step,
             session=self._had_session,
             has_commit=newest is not None,
-            has_older_commit=newest is not None and self._past.seen(what.fingerprint) and self._has_older(),
+            has_older_commit=newest is not None and self._past.knows(what) and self._has_older(),
             step=self._furthest() if self._steps_made() else None,
             streak_by_kind=dict(self._past.streak_by_kind),
             failed_at=tuple(self._past.failed_at),
@@ -386,8 +386,10 @@ class _Past:
         self.streak = 0
         self.streak_by_kind.clear()
 
-    def seen(self, fingerprint: str) -> bool:
-        return any(each == fingerprint for each, _ in self.earlier)
+    def knows(self, what: failure.Failure) -> bool:
+        """Whether this failure has come before, or one of the storage, which looks different each time."""
+        seen = any(fingerprint == what.fingerprint for fingerprint, _ in self.earlier)
+        return seen or (what.kind is Kind.STORAGE and self.streak_by_kind[Kind.STORAGE] > 0)
 
     def add(self, what: failure.Failure, step: int | None, now: float, *, restart: bool) -> None:
         self.failed_at.append(now)

@@ -234,6 +234,9 @@ def _without_progress(situation: Situation, limits: Limits) -> Decision | None:
 
 def _restart(situation: Situation, limits: Limits) -> Decision:
     delay = backoff(situation.streak, limits, situation.chance)
+    if _unreadable_again(situation) and situation.has_older_commit:
+        again = "the storage failed before the first step as it did before"
+        return Decision(True, f"{again}, so it goes one commit further back", delay, further_back=1)
     if _times_here(situation) < _ENOUGH - 1:
         return Decision(True, _allowed(situation, limits), delay)
     again = f"the same failure ({situation.failure.fingerprint}) after step {situation.step:,} as before"
@@ -241,6 +244,12 @@ def _restart(situation: Situation, limits: Limits) -> Decision:
         return Decision(True, f"{again}, so it goes one commit further back", delay, further_back=1)
     older = "there is no older commit to go back to" if situation.has_commit else "there is no commit to go back to"
     return Decision(True, f"{again}, and {older}; {_allowed(situation, limits)}", delay)
+
+
+def _unreadable_again(situation: Situation) -> bool:
+    """The same checkpoint could not be read twice: that may pass, but an older one may well be readable now."""
+    was_before = situation.streak_by_kind.get(Kind.STORAGE, 0) > 0
+    return situation.failure.kind is Kind.STORAGE and situation.step is None and was_before
 
 
 def _allowed(situation: Situation, limits: Limits) -> str:
