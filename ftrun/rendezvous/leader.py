@@ -1,0 +1,345 @@
+"""The leader's decisions: what it sees in, what it does out, nothing else. One life of the host's agent.
+
+A run goes through rounds. Between two rounds the leader *calls*: whoever has workers stops them and reports ready. Then
+the next round is formed of those that are ready, old members first and in their old order.
+
+    a member is lost, stuck, gone or excluded ─┐
+    a member is ready again (its workers fell) ├─► called ──► all live members ready ──► formed, generation + 1
+    there is room, and somebody waits ─────────┘               (or out of time)          (min..max, last call)
+
+Everything is judged by what the records say now, never by what changed since the last look: seeing the same thing
+twice, or missing what was in between, does no harm.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun.rendezvous.actions import Called, Ended, Formed, Refused
+from ftrun.rendezvous.model import Beat, Ending, Outcome, Phase, Refusal, Round
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from ftrun.rendezvous.actions import Action, Observation
+    from ftrun.rendezvous.model import Terms, Who
+
+_LONGEST_LOOK = 0.25
+"""A pause between two looks counts for no more: while the leader slept, it saw nobody's silence."""
+
+
+@dataclass
+class _Node:
+    who: Who
+    beat: Beat
+    silent: float = 0.0
+    lost: bool = False
+    late: bool = False  # was left out because it took too long to stop; over when it is ready
+
+    @property
+    def lives(self) -> bool:
+        return not (self.lost or self.late or self.beat.stuck or self.beat.phase is Phase.GONE)
+
+    def why_gone(self, excluded: Mapping[str, str]) -> str:
+        """What a member that is out of the round has come to, in words."""
+        name = self.who.name
+        if name in excluded:
+            return f"{name} is excluded"
+        if self.beat.phase is Phase.GONE:
+            return f"{name} left"
+        if self.beat.stuck:
+            return f"the launcher on {name} stands still"
+        return f"{name} is lost" if self.lost else f"{name} did not stop in time"
+
+
+class Leader:
+    """Decides about one run. Not thread-safe; the leader's thread owns it.
+
+    Args:
+        terms: what it goes by.
+        host: the node that it runs on, whose traits the others must have.
+
+    Attributes:
+        generation: the latest round, 0 before the first.
+        called: why a new round is called, in words; empty while none is.
+        ending: how the run ended; None while it goes on.
+    """
+
+    def __init__(self, terms: Terms, host: Who) -> None:
+        self._terms = terms
+        self._host = host
+        self._nodes: dict[str, _Node] = {}  # in the order in which they came
+        self._members: list[str] = []
+        self._refused: set[str] = set()
+        self._seen_generation = 0
+        self._clock = 0.0
+        self._last_look: float | None = None
+        self._called_at = 0.0
+        self._enough_since: float | None = None
+        self._starved = True
+        self._departed: list[str] = []  # in words, since the latest round
+        self._gone: list[str] = []  # those of them that left on purpose
+        self._base: dict[str, Who] = {}  # of whom most have to be in the next round
+        self._incumbent = True  # it has formed the latest round itself
+        self._new_host = False
+        self.generation = 0
+        self.called = ""
+        self.ending: Ending | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the run is over."""
+        return self.ending.outcome if self.ending is not None else Outcome.OPEN
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is coming about, or the run is ending."""
+        return bool(self.called) or not self.generation or self.ending is not None
+
+    def inherit(self, last: Round, host: str = "", left: Iterable[str] = ()) -> None:
+        """Take over a run whose leader is lost, or start one anew that others remember.
+
+        The next round needs most members of this one, so that no two leaders, each on one side of a cut, form one.
+        (A leader that has formed the latest round itself makes do with half of it, if its own node is in that half.
+        Should a node be counted by two leaders at a moment, at most one of the two rounds begins: it waits for all its
+        members, and the node takes up one.)
+
+        Args:
+            last: the latest round that is known.
+            host: the node that hosted the rendezvous, known to be lost.
+            left: members that left on purpose.
+        """
+        if last.generation <= self.generation:
+            return
+        for each in last.members:
+            # Until it comes itself, for as long as a silent node has.
+            known = self._nodes.setdefault(each.node, _Node(each, Beat(-1, Phase.RUNNING, last.generation)))
+            known.lost = known.lost or each.node == host
+        self.generation = last.generation
+        self._members = [each.node for each in last.members]
+        self._base = {each.node: each for each in last.members if each.node not in set(left)}
+        self._incumbent = self._starved = False
+        self._new_host = True
+        self.called = ""
+
+    def step(self, seen: Observation) -> list[Action]:
+        """Look once. Returns what is to be published, in that order."""
+        passed = self._wake(seen.now)
+        if seen.last is not None:
+            self.inherit(seen.last)
+        actions = [*self._admit(seen), *self._exclude(seen.excluded)]
+        self._update(seen.beats, passed)
+        if self.ending is None:
+            actions += self._decide(seen)
+        return actions
+
+    @property
+    def nodes(self) -> list[str]:
+        """Nodes whose records it wants to see."""
+        return list(self._nodes)
+
+    @property
+    def uninformed(self) -> list[str]:
+        """Nodes that are alive and don't know yet that the run is over."""
+        return [node for node, known in self._nodes.items() if known.lives and not known.beat.informed]
+
+    @property
+    def missing(self) -> list[Who]:
+        """Nodes that it has heard of and doesn't hear from."""
+        return [known.who for known in self._nodes.values() if known.lost]
+
+    def lobby(self) -> str:
+        """What a round waits for, in words."""
+        here = [each.who.name for each in self._candidates()]
+        late = [each.who.name for each in self._stopping()]
+        text = f"{len(here)} of at least {self._terms.min_nodes} nodes are here ({', '.join(here) or 'none'})"
+        if self._base and not self._quorate(self._candidates()):
+            text += f", and of the last round's {len(self._base)} members more than half have to be"
+        if late:
+            text += f"; {', '.join(late)} still stop{'s' if len(late) == 1 else ''} workers"
+        return "; ".join([text, *self._departed])
+
+    # What is seen
+
+    def _wake(self, now: float) -> float:
+        passed = 0.0 if self._last_look is None else min(max(now - self._last_look, 0.0), _LONGEST_LOOK)
+        self._last_look = now
+        self._clock += passed
+        return passed
+
+    def _admit(self, seen: Observation) -> Iterable[Action]:
+        for who in seen.newcomers:
+            if who.node in self._refused or self._is_expected(who, seen.beats):
+                continue
+            if difference := self._difference(who):
+                self._refused.add(who.node)
+                yield Refused(who, Refusal(excluded=False, reason=difference))
+                continue
+            self._nodes[who.node] = _Node(who, seen.beats.get(who.node, Beat(0, Phase.READY, 0)))
+
+    def _is_expected(self, who: Who, beats: Mapping[str, Beat]) -> bool:
+        """Note one that was known before it came."""
+        known = self._nodes.get(who.node)
+        if known is None:
+            return False
+        known.who = who
+        known.silent, known.lost = 0.0, False
+        known.beat = beats.get(who.node, known.beat)
+        return True
+
+    def _difference(self, who: Who) -> str:
+        for name in {**self._host.traits, **who.traits}:
+            theirs, ours = (traits.get(name, "none") for traits in (who.traits, self._host.traits))
+            if theirs != ours:
+                return (
+                    f"{name} is {theirs} on {who.name} and {ours} on {self._host.name}, which hosts the rendezvous: "
+                    "make them the same on all nodes."
+                )
+        return ""
+
+    def _exclude(self, excluded: Mapping[str, str]) -> Iterable[Action]:
+        for node, known in self._nodes.items():
+            if (reason := excluded.get(known.who.name)) is not None and node not in self._refused:
+                self._refused.add(node)
+                yield Refused(known.who, Refusal(excluded=True, reason=reason))
+
+    def _update(self, beats: Mapping[str, Beat], passed: float) -> None:
+        for node, known in self._nodes.items():
+            beat = beats.get(node, known.beat)
+            if beat.count != known.beat.count:
+                known.silent, known.lost = 0.0, False
+            else:
+                known.silent += passed
+                known.lost = known.lost or known.silent >= self._terms.lost_after
+            if beat.phase is Phase.READY:
+                known.late = False
+            known.beat = beat
+            self._seen_generation = max(self._seen_generation, beat.generation)
+
+    # What follows
+
+    def _decide(self, seen: Observation) -> Iterable[Action]:
+        if seen.ending is not None:
+            yield self._end(seen.ending)
+            return
+        reasons = [*self._departures(seen.excluded), *self._fallen()]
+        if self._new_host:
+            reasons, self._new_host = ["the rendezvous has a new host", *reasons], False
+        if not self.called and not reasons and self._all_finished():
+            yield self._end(Ending(Outcome.FINISHED, "all nodes have finished"))
+            return
+        if not self.called and not reasons and not seen.hold_growth:
+            reasons = self._growth()
+        if reasons and not self.called:
+            self.called, self._called_at, self._enough_since = ", ".join(reasons), self._clock, None
+            yield Called(self.generation, self.called, tuple(self._gone))
+        if self.called or not self.generation:
+            yield from self._form()
+
+    def _end(self, ending: Ending) -> Ended:
+        self.ending = ending
+        return Ended(ending)
+
+    def _departures(self, excluded: Mapping[str, str]) -> list[str]:
+        """Drop members that are out; the order of the others stays."""
+        reasons = []
+        for node in list(self._members):
+            known = self._nodes[node]
+            if known.lives and node not in self._refused:
+                continue
+            self._members.remove(node)
+            if known.beat.phase is Phase.GONE:
+                self._base.pop(node, None)
+                self._gone.append(node)
+            reasons.append(known.why_gone(excluded))
+        for node in [node for node, known in self._nodes.items() if self._forgotten(node, known)]:
+            del self._nodes[node]
+        self._departed += reasons
+        return reasons
+
+    def _forgotten(self, node: str, known: _Node) -> bool:
+        return node not in self._members and (known.beat.phase is Phase.GONE or node in self._refused)
+
+    def _fallen(self) -> list[str]:
+        """Members that are ready for a round after this one."""
+        return [f"{known.who.name} starts again" for known in self._current() if self._is_ready_again(known)]
+
+    def _growth(self) -> list[str]:
+        current = list(self._current())
+        settled = all(each.beat.phase is Phase.RUNNING and each.beat.generation == self.generation for each in current)
+        room = self._terms.max_nodes - len(current)
+        if not settled or not self.generation:
+            return []
+        return [f"{each.who.name} joins" for each in self._waiting()[:room]]
+
+    def _all_finished(self) -> bool:
+        current = list(self._current())
+        return bool(current) and all(
+            each.beat.phase is Phase.FINISHED and each.beat.generation == self.generation for each in current
+        )
+
+    def _form(self) -> Iterable[Action]:
+        if self._stopping():
+            if self._clock - self._called_at < self._terms.stop_within:
+                return
+            for known in self._stopping():
+                known.late = True
+            self._departures({})
+        ready = self._candidates()
+        if not self._base:  # the first round begins with the host, whoever came first
+            ready.sort(key=lambda each: each.who.node != self._host.node)
+        if len(ready) < self._terms.min_nodes or not self._quorate(ready):
+            # After a change of the host nobody waits for more than most: who comes late is taken in later.
+            self._starved, self._enough_since = self._incumbent, None
+            return
+        if self._enough_since is None:
+            self._enough_since = self._clock
+        waited = self._clock - self._enough_since
+        if len(ready) < self._terms.max_nodes and self._starved and waited < self._terms.last_call:
+            return
+        yield self._formed(ready[: self._terms.max_nodes])
+
+    def _quorate(self, ready: list[_Node]) -> bool:
+        """Whether most of those are there who would otherwise be able to go on without this leader."""
+        here = {each.who.node for each in ready}
+        absent = Counter((who.name, who.address) for node, who in self._base.items() if node not in here)
+        # One that was started anew stands for one before it on that machine, which would be heard if it lived.
+        anew = Counter((each.who.name, each.who.address) for each in ready if each.who.node not in self._base)
+        present = len(here.intersection(self._base)) + (absent & anew).total()
+        half = self._incumbent and 2 * present == len(self._base) and self._host.node in here
+        return not self._terms.quorum or not self._base or 2 * present > len(self._base) or half
+
+    def _formed(self, ready: list[_Node]) -> Formed:
+        generation = max(self.generation, self._seen_generation) + 1
+        formed = Round(generation, tuple(each.who for each in ready), self.called)
+        self.generation, self.called = generation, ""
+        self._members = [each.who.node for each in ready]
+        self._base, self._incumbent = {each.who.node: each.who for each in ready}, True
+        self._starved, self._enough_since, self._departed, self._gone = False, None, [], []
+        return Formed(formed)
+
+    # Who is who
+
+    def _current(self) -> list[_Node]:
+        return [self._nodes[node] for node in self._members]
+
+    def _is_ready_again(self, known: _Node) -> bool:
+        return known.beat.phase is Phase.READY and known.beat.generation >= self.generation
+
+    def _stopping(self) -> list[_Node]:
+        """Members that are called and not ready yet."""
+        return [each for each in self._current() if not self._is_ready_again(each)]
+
+    def _waiting(self) -> list[_Node]:
+        """Those who would take part and don't yet, in the order in which they came."""
+        members = set(self._members)
+        return [
+            known
+            for node, known in self._nodes.items()
+            if node not in members and node not in self._refused and known.lives and known.beat.phase is Phase.READY
+        ]
+
+    def _candidates(self) -> list[_Node]:
+        return [*(each for each in self._current() if self._is_ready_again(each)), *self._waiting()]

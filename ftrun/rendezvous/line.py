@@ -1,0 +1,199 @@
+"""Calls to a store that end in time.
+
+Torch's client of a store waits for an answer as long as TCP does: a host that has vanished holds the caller for a
+quarter of an hour, one that is stopped holds it for ever, and the timeout that the store was made with counts for
+neither. Here each client has a thread on which its calls run, one after the other; the caller waits at a condition. A
+call that is overdue has its socket shut, which frees the thread whatever it waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from torch.distributed import DistNetworkError, TCPStore
+
+from ftrun.rendezvous import endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_SLICE = 0.1
+"""A wait is counted in slices: one that a stopped process slept through counts for little."""
+
+_JOIN_SECONDS = 5.0
+
+CONNECTING = threading.Lock()
+"""Held by whoever connects to a store: what is new among the process's sockets is its own then."""
+
+
+class LineDown(ConnectionError):
+    """The store can't be reached, or didn't answer in time. The line is closed; another one may succeed."""
+
+
+class Silent(LineDown):
+    """The store didn't answer in time: its host has vanished, stands still, or is cut off from here."""
+
+
+@dataclass
+class _Call:
+    act: Callable[[], object]
+    done: threading.Event = field(default_factory=threading.Event)
+    result: object = None
+    error: BaseException | None = None
+
+
+class Line:
+    """One client of one store, with its thread. Used by one thread at a time.
+
+    Args:
+        address: numeric address of the store.
+        port: its port.
+        name: of the thread.
+        patience: seconds within which a call is answered by a host that is well; may be changed.
+    """
+
+    def __init__(self, address: str, port: int, name: str, patience: float) -> None:
+        self._address = address
+        self._port = port
+        self.patience = patience
+        self._store: TCPStore | None = None
+        self._others: set[int] | None = None  # sockets to the same store that were there before, by inode
+        self._mine: set[int] = set()
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._open = False
+
+    def open(self, until: Callable[[], object] | None = None) -> None:
+        """Connect.
+
+        Args:
+            until: asked now and then; it is waited for no longer once this says something true.
+
+        Raises:
+            LineDown: nobody who speaks the store's language answers there in time.
+        """
+        self._open = True
+        self._thread.start()
+        try:
+            # Torch tries again and again where a connection is refused; a look beforehand knows at once.
+            self._do(lambda: endpoint.probe(self._address, self._port, self.patience), 2 * self.patience, until)
+            self._do(self._connect, self.patience, until)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, act: Callable[[TCPStore], T], seconds: float = 0.0, until: Callable[[], object] | None = None) -> T:
+        """Have the store do something.
+
+        Args:
+            act: what, as a function of the store. It runs on the line's thread.
+            seconds: how long it may wait in the store, beyond the patience that every call has.
+            until: asked now and then; it is waited for no longer once this says something true.
+
+        Raises:
+            LineDown: no answer. The line is closed then.
+            Exception: what ``act`` raises while the connection is well: a wait that was in vain, above all.
+        """
+        store = self._store
+        if store is None or not self._open:
+            raise LineDown(f"{self._address}:{self._port}: not connected")
+        return self._do(lambda: act(store), self.patience + seconds, until)
+
+    def close(self) -> None:
+        """Hang up and end the thread, within seconds. Safe to call twice, and from any thread."""
+        if not self._open and not self._thread.is_alive():
+            return
+        self._open = False
+        self._calls.put(None)
+        self._shut()
+        self._thread.join(_JOIN_SECONDS)
+
+    # On the caller's thread
+
+    def _do(self, act: Callable[[], T], seconds: float, until: Callable[[], object] | None = None) -> T:
+        call = _Call(act)
+        self._calls.put(call)
+        if not self._wait(call.done, seconds, until):
+            self.close()
+            raise Silent(f"{self._address}:{self._port}: no answer within {seconds:g} s")
+        if call.error is not None:
+            if _is_connection(call.error):
+                self.close()
+                reason = getattr(call.error, "strerror", None) or "the connection is lost"
+                raise LineDown(f"{self._address}:{self._port}: {reason}") from call.error
+            raise call.error
+        return call.result  # type: ignore[return-value]
+
+    @staticmethod
+    def _wait(done: threading.Event, seconds: float, until: Callable[[], object] | None) -> bool:
+        waited = 0.0
+        while waited < seconds and not (until and until()):
+            began = time.monotonic()
+            if done.wait(min(_SLICE, seconds - waited)):
+                return True
+            waited += min(time.monotonic() - began, 2 * _SLICE)
+        return False
+
+    def _shut(self) -> None:
+        others = self._others
+        if others is None:
+            return  # it hasn't begun to connect
+        for inode, number in self._sockets():
+            if inode in self._mine or (not self._mine and inode not in others):
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _sockets(self) -> list[tuple[int, int]]:
+        """Connections of this process to the store, by inode and descriptor."""
+        found = []
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError, ValueError):
+                link = os.readlink(f"/proc/self/fd/{name}")
+                if not link.startswith("socket:["):
+                    continue
+                with socket.socket(fileno=os.dup(int(name))) as connection:
+                    address, port = connection.getpeername()[:2]
+                if port == self._port and address.removeprefix("::ffff:") == self._address:
+                    found.append((int(link[8:-1]), int(name)))
+        return found
+
+    # On the line's thread
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call.result = call.act()
+            except BaseException as error:
+                call.error = error
+            call.done.set()
+            del call
+        self._store = None
+
+    def _connect(self) -> None:
+        with CONNECTING:
+            if not self._open:
+                return  # it was waited for in vain
+            self._others = {inode for inode, _ in self._sockets()}
+            self._store = TCPStore(
+                self._address,
+                self._port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=dt.timedelta(seconds=self.patience),
+            )
+            self._mine = {inode for inode, _ in self._sockets()} - self._others
+
+
+def _is_connection(error: BaseException) -> bool:
+    """Whether an error means that the connection is of no more use; a wait in vain doesn't."""
+    return isinstance(error, DistNetworkError | OSError) or type(error) is RuntimeError

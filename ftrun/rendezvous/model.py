@@ -1,0 +1,273 @@
+"""What nodes and leader tell each other, and how it is written in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+PROTOCOL = 1
+"""Changes with every change to what is written here."""
+
+
+class Phase(enum.StrEnum):
+    """What a node does."""
+
+    READY = "ready"
+    """It has no workers and would take part in a round."""
+    RUNNING = "running"
+    """It has taken up a round, and has workers or is about to start them."""
+    FINISHED = "finished"
+    """All its workers of that round have ended well."""
+    GONE = "gone"
+    """It has left on purpose."""
+
+
+class Outcome(enum.StrEnum):
+    """How a run that is over has ended."""
+
+    OPEN = "open"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the leader goes by. Durations are seconds.
+
+    Attributes:
+        min_nodes: fewer don't make a round.
+        max_nodes: more don't take part; they are spares.
+        last_call: how long the first round waits for more nodes than the minimum, and so does one that waited for it.
+        lost_after: a node whose record hasn't changed for so long is lost.
+        stop_within: how long a called node may take to stop its workers before it is left out.
+        quorum: a round needs most members of the one before it; see :meth:`~ftrun.rendezvous.leader.Leader.inherit`.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    last_call: float = 5.0
+    lost_after: float = 1.0
+    stop_within: float = 180.0
+    quorum: bool = True
+
+
+@dataclass(frozen=True)
+class Who:
+    """A node, as it introduces itself.
+
+    Attributes:
+        node: random identity of its agent's process.
+        name: host name, for people.
+        address: where other nodes reach it.
+        port: of the store that it serves there, idle unless it leads.
+        traits: what must be the same on all nodes, by name: versions, number of workers, the job file's digest.
+    """
+
+    node: str
+    name: str
+    address: str
+    port: int = 0
+    traits: dict[str, str] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote; fields that are added later are passed over."""
+        return cls(**_known(cls, text))
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A node's record.
+
+    Attributes:
+        count: how often it was written.
+        phase: what the node does.
+        generation: the last round that it took up, 0 for none.
+        stuck: its main thread hasn't been seen for longer than it should take.
+        informed: it knows that the run is over.
+    """
+
+    count: int
+    phase: Phase
+    generation: int
+    stuck: bool = False
+    informed: bool = False
+
+    def encode(self) -> str:
+        """As text."""
+        return f"{self.count} {self.phase} {self.generation} {self.stuck:d} {self.informed:d}"
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote."""
+        count, phase, generation, stuck, informed = text.split()[:5]
+        return cls(int(count), Phase(phase), int(generation), stuck == "1", informed == "1")
+
+
+@dataclass(frozen=True)
+class Round:
+    """Who takes part in one generation.
+
+    Attributes:
+        generation: its number, from 1, the same on all nodes.
+        members: nodes in the order of their ranks.
+        reason: why it was called, in words.
+    """
+
+    generation: int
+    members: tuple[Who, ...]
+    reason: str
+
+    def rank_of(self, node: str) -> int | None:
+        """A node's rank in it, None for one that isn't in it."""
+        return next((rank for rank, each in enumerate(self.members) if each.node == node), None)
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote."""
+        values = _known(cls, text)
+        return cls(values["generation"], tuple(Who(**each) for each in values["members"]), values["reason"])
+
+
+@dataclass(frozen=True)
+class State:
+    """What the leader says all the time.
+
+    Attributes:
+        leader: random identity of the leader; a new one knows nothing of what an old one said.
+        count: how often it was written.
+        generation: the latest round, 0 before the first.
+        called: a new one is called: whoever has workers stops them and gets ready.
+        outcome: whether the run is over.
+    """
+
+    leader: str
+    count: int
+    generation: int
+    called: bool
+    outcome: Outcome
+
+    def encode(self) -> str:
+        """As text."""
+        return f"{self.leader} {self.count} {self.generation} {self.called:d} {self.outcome}"
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote."""
+        leader, count, generation, called, outcome = text.split()[:5]
+        return cls(leader, int(count), int(generation), called == "1", Outcome(outcome))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Whose store it is, and who leads there.
+
+    Attributes:
+        run_id: the run.
+        leader: random identity of the leader.
+        host: host name of its node.
+        node: its node.
+        succession: 0 for the leader at the endpoint, and one more for each that takes over.
+        protocol: how all this is written.
+    """
+
+    run_id: str
+    leader: str
+    host: str
+    node: str
+    succession: int = 0
+    protocol: int = PROTOCOL
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote; of another protocol at least the name of the host is the same."""
+        return cls(**_known(cls, text))
+
+
+@dataclass(frozen=True)
+class Call:
+    """Why a round is over.
+
+    Attributes:
+        reason: in words.
+        left: members that left on purpose: nobody has to fear that they go on elsewhere.
+    """
+
+    reason: str
+    left: tuple[str, ...] = ()
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote."""
+        values = _known(cls, text)
+        return cls(values["reason"], tuple(values["left"]))
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the run ended, and why.
+
+    Attributes:
+        outcome: finished or failed.
+        reason: in words.
+    """
+
+    outcome: Outcome
+    reason: str
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote."""
+        values = _known(cls, text)
+        return cls(Outcome(values["outcome"]), values["reason"])
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a node can't take part.
+
+    Attributes:
+        excluded: it was excluded; otherwise it doesn't fit the others.
+        reason: in words, with what to do.
+    """
+
+    excluded: bool
+    reason: str
+
+    def encode(self) -> str:
+        """As text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """Read what :meth:`encode` wrote."""
+        return cls(**_known(cls, text))
+
+
+def _known(kind: Any, text: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(text)
+    names = {each.name for each in dataclasses.fields(kind)}
+    return {name: value for name, value in values.items() if name in names}

@@ -1,0 +1,114 @@
+"""Two leaders of one run find each other, and one of them gives way.
+
+When a store's host is cut off, those who can't reach it take over; it may live on behind the cut, with some nodes or
+alone, and a host that is started anew at the endpoint knows of nothing. A leader that has taken over looks for such
+others now and then, where they can be: at the endpoint, and at the nodes it doesn't hear from. The one with the later
+round goes on (at most one has formed any since they parted), otherwise the earlier leader; nodes of the other follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftrun.rendezvous import endpoint
+from ftrun.rendezvous.keys import Keys
+from ftrun.rendezvous.line import Line, LineDown
+from ftrun.rendezvous.model import Job, Outcome, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed import Store
+
+    from ftrun.rendezvous.endpoint import Endpoint
+    from ftrun.rendezvous.serving import Serving
+
+_EVERY_SECONDS = 1.0
+_PATIENCE = 0.5
+_MOST = 16
+"""Nodes that are asked in one go."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """By what one leader goes before another.
+
+    Attributes:
+        generation: its latest round.
+        succession: how many leaders there were before it.
+        leader: its identity.
+    """
+
+    generation: int
+    succession: int
+    leader: str
+
+    def goes_before(self, other: Claim) -> bool:
+        """Whether it is the one that goes on."""
+        mine = (self.generation, -self.succession, self.leader)
+        return mine > (other.generation, -other.succession, other.leader)
+
+
+class Scout:
+    """Looks for other leaders of the run, on a thread of its own.
+
+    Args:
+        serving: the leader that it looks out for.
+        where: the endpoint.
+        address: ``address port`` where others find that leader.
+    """
+
+    def __init__(self, serving: Serving, where: Endpoint, address: str) -> None:
+        self._serving = serving
+        self._where = where
+        self._address = address
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ftrun-scout", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(8 * _PATIENCE)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY_SECONDS) and self._serving.leads:
+            for address, port in self._places():
+                if self._stop.is_set():
+                    return
+                line = Line(address, port, "ftrun-scout-line", _PATIENCE)
+                with contextlib.suppress(LineDown):
+                    line.open()
+                    line.call(functools.partial(self._meet, f"{address} {port}"))
+                line.close()
+
+    def _places(self) -> Iterator[tuple[str, int]]:
+        places = [(who.address, who.port) for who in self._serving.missing[:_MOST] if who.port]
+        with contextlib.suppress(OSError):
+            places = [*((address, self._where.port) for address in endpoint.resolve(self._where.host)), *places]
+        for address, port in places:
+            if port != self._serving.port or not endpoint.is_mine(address):
+                yield address, port
+
+    def _meet(self, place: str, store: Store) -> None:
+        """Another store: if somebody leads the same run there, one of the two gives way."""
+        if not store.check([Keys.JOB]) or store.get(Keys.MOVED):
+            return
+        job, state = Job.decode(store.get(Keys.JOB).decode()), State.decode(store.get(Keys.STATE).decode())
+        ours = self._serving.job
+        if (job.run_id, job.protocol) != (ours.run_id, ours.protocol) or state.outcome is not Outcome.OPEN:
+            return
+        mine = Claim(self._serving.generation, ours.succession, ours.leader)
+        theirs = Claim(state.generation, job.succession, job.leader)
+        if mine.goes_before(theirs):
+            store.set(Keys.MOVED, f"{self._address} {mine.generation}")
+        else:
+            self._serving.move_to = f"{place} {theirs.generation}"

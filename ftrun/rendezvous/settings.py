@@ -1,0 +1,108 @@
+"""What a handler is made from, and how torch's parameters are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftrun.errors import UsageError
+from ftrun.rendezvous.endpoint import Endpoint
+from ftrun.rendezvous.model import Terms
+from ftrun.rendezvous.pulse import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+_SECONDS = {
+    "last_call_timeout": 5.0,
+    "join_timeout": 600.0,
+    "lost_timeout": 1.0,
+    "stop_timeout": 180.0,
+    "stall_timeout": 60.0,
+}
+_SWITCHES = ("is_host", "failover", "quorum")
+_OTHER_BACKENDS = {"timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt",
+                   "read_timeout", "store_type", "rank"}  # fmt: skip
+"""Options of torch's own backends, which mean nothing here: they do no harm in a command that was written for those."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a handler is made from. Durations are seconds.
+
+    Attributes:
+        where: the endpoint.
+        run_id: the run; nodes with another one are refused.
+        terms: what the leader goes by, if this node hosts it.
+        local_addr: how other nodes reach this one; found out where it is None.
+        is_host: whether this node hosts the rendezvous; found out where it is None.
+        traits: what must be the same on all nodes, by name.
+        join_timeout: how long a round may take to come about.
+        timing: how patient this node is.
+        report: is told in words what the leader decides, on a thread of its own; on the hosting node.
+        failover: another node takes over where the host of the rendezvous is lost.
+    """
+
+    where: Endpoint
+    run_id: str
+    terms: Terms
+    local_addr: str | None = None
+    is_host: bool | None = None
+    traits: dict[str, str] = field(default_factory=dict)
+    join_timeout: float = 600.0
+    timing: Timing = field(default_factory=Timing)
+    report: Callable[[str], None] = lambda _text: None
+    failover: bool = True
+
+
+def read(parameters: RendezvousParameters, traits: dict[str, str], report: Callable[[str], None]) -> Settings:
+    """Read torch's parameters.
+
+    Raises:
+        UsageError: an option that doesn't exist, or with a value that can't be.
+    """
+    given = {name: _seconds(name, parameters.get(name, default)) for name, default in _SECONDS.items()}
+    if unknown := set(parameters.config) - {*_SECONDS, *_SWITCHES, *_OTHER_BACKENDS}:
+        known = ", ".join([*_SECONDS, *_SWITCHES])
+        raise UsageError(f"--rdzv-conf {min(unknown)}: there is no such option; there are {known}.")
+    switches = {name: _switch(name, parameters) for name in _SWITCHES}
+    terms = Terms(
+        parameters.min_nodes,
+        parameters.max_nodes,
+        last_call=given["last_call_timeout"],
+        lost_after=given["lost_timeout"],
+        stop_within=given["stop_timeout"],
+        # Nobody takes over a run that only its first host can lead: it needs nobody's vote.
+        quorum=switches["quorum"] is not False and switches["failover"] is not False,
+    )
+    return Settings(
+        Endpoint.parse(parameters.endpoint),
+        parameters.run_id,
+        terms,
+        local_addr=parameters.local_addr,
+        is_host=switches["is_host"],
+        traits=traits,
+        join_timeout=given["join_timeout"],
+        timing=Timing(patience=1.25 * given["lost_timeout"], stall=given["stall_timeout"]),
+        report=report,
+        failover=switches["failover"] is not False,
+    )
+
+
+def _switch(name: str, parameters: RendezvousParameters) -> bool | None:
+    try:
+        return parameters.get_as_bool(name)
+    except ValueError as error:
+        raise UsageError(f"--rdzv-conf {name}={parameters.get(name)}: give 1 or 0.") from error
+
+
+def _seconds(name: str, value: object) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise UsageError(f"--rdzv-conf {name}={value} is no number of seconds.")
+    return seconds

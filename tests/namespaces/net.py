@@ -1,0 +1,274 @@
+"""Nodes, the bridge between them, and what can happen to it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from namespaces.processes import Process, end, hold, only_child, sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_NEEDED = {"iproute2": ("ip", "bridge"), "util-linux": ("nsenter", "unshare", "setpriv")}
+_SECONDS = 20.0
+
+# As the first process of its namespace the shell must stay, and takes up what others leave behind.
+_NODE = 'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && echo ready && { sleep infinity & wait; }'
+_SWITCH = "echo ready; exec sleep infinity"
+
+
+@functools.cache
+def why_not() -> str:
+    """Why there can be no net here; empty where there can."""
+    if os.geteuid() != 0:
+        return "no network namespaces here: they need root"
+    for package, programs in _NEEDED.items():
+        if not all(map(shutil.which, programs)):
+            return f"no network namespaces here: install {package}"
+    try:
+        with Net(2):
+            return ""
+    except (OSError, RuntimeError) as error:
+        return f"no network namespaces here: {error}"
+
+
+class Net:
+    """A bridge and nodes on it, numbered from 1.
+
+    Args:
+        nodes: how many.
+        own_name: what a node's own name stands for in its ``/etc/hosts``: the address that others use where nothing is
+            given, ``127.0.1.1`` as Debian has it, or nothing at all where it is empty.
+
+    Raises:
+        RuntimeError: it can't be made; see :func:`why_not`.
+    """
+
+    def __init__(self, nodes: int, *, own_name: str | None = None) -> None:
+        sweep()
+        self._own_name = own_name
+        self._directory = Path(tempfile.mkdtemp(prefix="ftrun-net-"))
+        self._bent: set[tuple[int, int]] = set()
+        self._nodes: dict[int, Node] = {}
+        self._switch: subprocess.Popen[str] | None = None
+        try:
+            self._switch = hold("unshare", "-n", "sh", "-c", _SWITCH)
+            self._ip(self._switch.pid, ["link add br0 type bridge", "link set br0 up"])
+            self._nodes = {number: Node(self, number, nodes) for number in range(1, nodes + 1)}
+            self._connect(self._nodes.values())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Power everything off, and leave nothing."""
+        for node in self._nodes.values():
+            node.power_off()
+        if self._switch is not None:
+            end(self._switch)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes, in order."""
+        return list(self._nodes.values())
+
+    def node(self, number: int) -> Node:
+        """One node, by number."""
+        return self._nodes[number]
+
+    # Faults of the network
+
+    def cut(self, number: int) -> None:
+        """Take a node off the net, silently: links stay up and packets vanish."""
+        self._port(number, state=0)
+
+    def heal(self, number: int) -> None:
+        """Undo :meth:`cut`."""
+        self._port(number, state=3)
+
+    def cut_one_way(self, sender: int, receiver: int) -> None:
+        """Lose, silently, whatever one node sends to another; the other way stays open."""
+        self._bent.add((sender, receiver))
+        nowhere = "lladdr 02:00:00:00:ff:ff nud permanent dev eth0"
+        bend = [f"neigh replace {address} {nowhere}" for address in addresses(receiver)]
+        self._ip(self.node(sender).holder, bend)
+
+    def heal_one_way(self, sender: int, receiver: int) -> None:
+        """Undo :meth:`cut_one_way`."""
+        self._bent.discard((sender, receiver))
+        self._ip(self.node(sender).holder, [f"neigh del {address} dev eth0" for address in addresses(receiver)])
+
+    def part(self, *sides: Iterable[int]) -> None:
+        """Cut all that is on one side from all that is on another."""
+        for one, other in itertools.permutations([list(side) for side in sides], 2):
+            for sender, receiver in itertools.product(one, other):
+                self.cut_one_way(sender, receiver)
+
+    def heal_all(self) -> None:
+        """Undo everything but nodes that are off."""
+        for sender, receiver in sorted(self._bent):
+            if self.node(sender).on:
+                self.heal_one_way(sender, receiver)
+        self._bent.clear()
+        for number, node in self._nodes.items():
+            if node.on:
+                self.heal(number)
+
+    # What nodes need of it
+
+    def hosts(self, number: int, numbers: Iterable[int]) -> Path:
+        """A node's ``/etc/hosts``.
+
+        Args:
+            number: the node.
+            numbers: all nodes.
+        """
+        lines = ["127.0.0.1 localhost", "::1 localhost"]
+        for each in numbers:
+            own = self._own_name if each == number else None
+            address = addresses(each)[0] if own is None else own
+            lines += [f"{address} node{each}"] if address else []
+        path = self._directory / f"hosts-{number}"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return path
+
+    def output(self, name: str) -> Path:
+        """A file for what a process writes."""
+        return self._directory / name
+
+    def connect(self, node: Node) -> None:
+        """Plug a node in that has been off."""
+        assert self._switch is not None
+        # The kernel takes the old cable away some time after the node has gone.
+        with contextlib.suppress(RuntimeError):
+            self._ip(self._switch.pid, [f"link del p{node.number}"])
+        self._connect([node])
+
+    def _connect(self, nodes: Iterable[Node]) -> None:
+        nodes = list(nodes)
+        assert self._switch is not None
+        cables = []
+        for node in nodes:
+            port, mac = f"p{node.number}", f"02:00:00:00:{node.number >> 8:02x}:{node.number & 255:02x}"
+            cables.append(f"link add {port} type veth peer name eth0 address {mac} netns {node.holder}")
+            cables.append(f"link set {port} up master br0")
+        self._ip(self._switch.pid, cables)
+        for node in nodes:
+            four, six = addresses(node.number)
+            ends = [f"addr add {four}/16 dev eth0", f"addr add {six}/64 dev eth0 nodad", "link set eth0 up"]
+            self._ip(node.holder, ends)
+
+    def _port(self, number: int, *, state: int) -> None:
+        assert self._switch is not None
+        _enter(self._switch.pid, "bridge", "link", "set", "dev", f"p{number}", "state", str(state))
+
+    @staticmethod
+    def _ip(pid: int, commands: list[str]) -> None:
+        _enter(pid, "ip", "-batch", "-", text="".join(f"{line}\n" for line in commands))
+
+
+def _enter(pid: int, *command: str, text: str = "") -> None:
+    """Run a command in the network of a process."""
+    inside = ("nsenter", "-t", str(pid), "-n", *command)
+    done = subprocess.run(inside, input=text, text=True, capture_output=True, timeout=_SECONDS, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}\n{text}")
+
+
+def addresses(number: int) -> tuple[str, str]:
+    """A node's addresses, IPv4 and IPv6."""
+    return f"10.77.{number >> 8}.{number & 255}", f"fd00:77::{number:x}"
+
+
+class Node:
+    """One machine.
+
+    Args:
+        net: where it is plugged in.
+        number: its number, from 1.
+        nodes: how many there are.
+
+    Attributes:
+        number: its number.
+        name: its host name.
+        address: its IPv4 address.
+        address6: its IPv6 address.
+    """
+
+    def __init__(self, net: Net, number: int, nodes: int) -> None:
+        self._net = net
+        self.number = number
+        self.name = f"node{number}"
+        self.address, self.address6 = addresses(number)
+        self._numbers = range(1, nodes + 1)
+        self._processes: list[Process] = []
+        self._unshare: subprocess.Popen[str] | None = None
+        self._start()
+
+    @property
+    def on(self) -> bool:
+        """Whether it is powered on."""
+        return self._unshare is not None
+
+    def start(self, *command: str | Path, cwd: str | Path = "/", env: Mapping[str, str] | None = None) -> Process:
+        """Start a command there.
+
+        Args:
+            command: program and arguments.
+            cwd: where it runs; nodes see the files of the machine.
+            env: its environment; that of this process by default.
+        """
+        out = self._net.output(f"{self.name}-{len(self._processes)}.txt")
+        process = Process(self.holder, tuple(map(str, command)), Path(cwd), os.environ if env is None else env, out)
+        self._processes.append(process)
+        return process
+
+    def run(self, *command: str | Path, seconds: float = _SECONDS) -> str:
+        """Run a command there to its end. Returns what it wrote.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        process = self.start(*command)
+        code = process.wait(seconds)
+        if code != 0:
+            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {code}: {process.text()}")
+        return process.text()
+
+    def power_off(self) -> None:
+        """Kill everything there at once, as when the power goes."""
+        if self._unshare is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.holder, 9)
+        end(self._unshare)
+        self._unshare = None
+        for process in self._processes:
+            process.close()
+
+    def power_on(self) -> None:
+        """Have an empty node again, under the same name and address."""
+        self._start()
+        self._net.connect(self)
+
+    def _start(self) -> None:
+        assert self._unshare is None
+        hosts = self._net.hosts(self.number, self._numbers)
+        namespaces = ("unshare", "-u", "-m", "-n", "-p", "-f", "--kill-child", "--mount-proc")
+        self._unshare = hold(*namespaces, "sh", "-c", _NODE, "sh", self.name, str(hosts))
+        self.holder = only_child(self._unshare.pid)
