@@ -149,7 +149,8 @@ def make_dirs(path: Path) -> None:
 def append_line(path: Path, line: bytes) -> None:
     """Append one line with a single write, so that lines of several processes on one machine never mix.
 
-    A line that a full disk has cut off is ended first: it must not take the next one with it.
+    A line that a full disk has cut off is ended first: it must not take the next one with it. One that another process
+    is writing at this moment can look cut off, too; an empty line comes between them then, which readers pass over.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
