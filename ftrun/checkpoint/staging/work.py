@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -107,8 +108,7 @@ class Helper:
             self._thread = None
 
     def _run(self) -> None:
-        # On Linux this is the priority of the thread alone.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        _give_way()
         while (job := self._jobs.get()) is not None:
             try:
                 job()
@@ -117,6 +117,14 @@ class Helper:
             with self._idle:
                 self._open -= 1
                 self._idle.notify_all()
+
+
+def _give_way() -> None:
+    """Lower the priority of the calling thread. On Linux it is the thread's own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    # A batch thread that is woken lets the running one finish its turn, or `save()` would stand still at its first job.
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
 
 
 def remaining(deadline: float) -> float:
