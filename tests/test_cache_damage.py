@@ -14,6 +14,7 @@ from cache_kit import Place, content
 from typer.testing import CliRunner
 
 from ftrun.cli.cache import app
+from ftrun.data.cache import regular
 from ftrun.data.cache.layout import OtherVersion
 from ftrun.data.cache.names import key_of
 from ftrun.data.cache.remote import Remote
@@ -106,6 +107,13 @@ def test_a_version_that_cannot_be_read_is_refused_with_the_way_out(place: Place,
         place.files()
     assert CliRunner().invoke(app, ["clear", "--root", str(place.root)]).exit_code == 0
     assert not place.home.exists()
+
+
+def test_a_directory_where_a_file_belongs_costs_no_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="is no regular file"):
+        regular.read(str(tmp_path))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_directory_of_somebody_elses_is_not_cleared(place: Place) -> None:

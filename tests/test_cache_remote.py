@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -39,9 +40,10 @@ def read(files: CachedFiles, url: str) -> bytes:
 def test_a_flaky_remote_is_asked_again(place: Place, fault: str) -> None:
     url = place.put("a", b"at last")
     place.faults(**{fault: 2})
-    files = place.files()
+    files, before = place.files(), random.getstate()
     assert read(files, url) == b"at last"
     assert (files.counters().retries, len(place.requests())) == (2, 3)
+    assert random.getstate() == before  # what a sample draws after it has read its file is the same
 
 
 @pytest.mark.parametrize(("fault", "said"), [("fail", "the remote is unwell"), ("emfile", "ulimit -n")])

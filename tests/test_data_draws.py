@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import io
+import itertools
 import random
 import time
 from collections import Counter
@@ -11,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 from data_kit import SEED, drawing_collate, failure, make, random_states
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from ftrun.data.frozen import frozen
 from ftrun.data.generators import NumpyGenerator, PythonGenerator, TorchGenerator, generators
+from ftrun.data.own_state import has_own_state
 from ftrun.data.randomness import preserved, sample_seed, seed_everything
+from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -259,6 +264,73 @@ def test_samples_that_take_long_are_read_once() -> None:
         pass
     assert set(dataset.reads.values()) == {1}
     assert all(dataset.seeds[index] == sample_seed(SEED, 0, index) for index in dataset.reads)
+
+
+class Holding(Counting):
+    """Also holds something."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+class Late(Counting):
+    """Makes a generator with its first sample."""
+
+    rng: random.Random | None = None
+
+    def __getitem__(self, index: int) -> float:
+        self.rng = self.rng or random.Random(torch.initial_seed())
+        return super().__getitem__(index)
+
+
+def enclosing(held: Any) -> Callable[[], Any]:
+    return lambda: held
+
+
+OWN = {
+    "a generator": np.random.default_rng(3),
+    "one deep inside": [{"steps": (Holding([functools.partial(round, 1.5, random.Random(3))]),)}],
+    "one of torch's in a closure": enclosing(torch.Generator()),
+    "one of a method": random.Random(3).random,
+    "an iterator": itertools.count(),
+}
+
+
+@pytest.mark.parametrize("name", [*OWN, "one made late"])
+def test_what_draws_from_a_generator_of_its_own_is_read_once(name: str) -> None:
+    dataset = Holding(OWN[name]) if name in OWN else Late()
+    for each in (dataset, Subset(dataset, range(N))):
+        dataset.reads.clear()
+        assert len(list(loaded(each, 0))) == N // BATCH
+        assert dataset.reads == Counter(range(N))
+
+
+def test_what_is_no_state_of_ones_own() -> None:
+    circle: list[Any] = [random.random, np.random.rand, torch.default_generator, random, np, enclosing, io.BytesIO()]
+    circle.append(circle)
+    assert not has_own_state(Holding([circle, random.SystemRandom(), np.zeros(3), object(), range(5), Function(float)]))
+
+
+class Interrupted(Counting):
+    def __getitem__(self, index: int) -> float:
+        if index == 17 and not self.reads[index]:
+            self.reads[index] += 1
+            raise KeyboardInterrupt
+        return super().__getitem__(index)
+
+
+def test_ctrl_c_neither_loses_a_batch_nor_ends_the_search() -> None:
+    dataset = Interrupted()
+    loader = make(dataset=dataset, global_batch=BATCH, shuffle=False)
+    loop = iter(loader)
+    first = next(loop)
+    with pytest.raises(KeyboardInterrupt):
+        next(loop)
+    with pytest.raises(UsageError, match="this loop over the loader has ended"):
+        next(loop)
+    assert torch.cat([first, *loader]).tolist() == list(range(N))
+    assert dataset.seeds[N - 1] == torch.initial_seed()  # it draws nothing, and isn't seeded any more
 
 
 # ---------------------------------------------------------------- the generators

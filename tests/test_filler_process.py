@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from ftrun.data.order import order_of
 from ftrun.data.position import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import pytest
@@ -265,6 +267,45 @@ def test_orders_of_torch_are_written_for_it(tmp_path: Path, remote: Remote) -> N
         eventually(lambda: len(remote.reads()) >= 24, WAIT, "three steps")
     assert set(remote.reads()) == names(made, 0, 16, 40)
     assert told.directory.order("data", 1).exists()
+
+
+class Noted:
+    """A sampler that notes which threads ask it."""
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+
+    def __len__(self) -> int:
+        return 64
+
+    def __iter__(self) -> Iterator[int]:
+        self.threads.add(threading.current_thread())
+        return iter(range(64))
+
+
+def test_a_sampler_is_asked_by_the_training_thread_alone(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    sampler = Noted()
+    made = loader(Urls(remote.fill(64), remote.files()), sampler=sampler, shuffle=None)
+    told = registered(berth(tmp_path / "run"), made)
+    assert told.directory.order("data", 0).exists()
+    made.listed(2)  # epochs are short, and it has got further meanwhile
+    told.at(Position(1, 8))
+    eventually(told.directory.order("data", 1).exists, WAIT)
+    assert sampler.threads == {threading.main_thread()}
+
+
+def test_a_forked_child_that_lets_go_of_its_loader_changes_nothing(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
+    told = registered(berth(tmp_path / "run"), loader(Urls(remote.fill(16), remote.files())))
+    pid = os.fork()
+    if not pid:
+        try:
+            told.withdraw()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert told.directory.plan("data").exists()
+    told.withdraw()
+    assert not told.directory.plan("data").exists()
 
 
 def test_it_imports_no_torch() -> None:

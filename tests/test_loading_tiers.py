@@ -25,6 +25,7 @@ from ftrun.checkpoint.loading.chunks import Chunk, Damaged
 from ftrun.checkpoint.loading.node_cache import NodeCache, roomy
 from ftrun.checkpoint.loading.sealed import SealedPoint, choose, newest_sealed
 from ftrun.checkpoint.loading.stored import open_stored
+from ftrun.checkpoint.memory import files as memory_files
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.errors import CheckpointError, CorruptCheckpoint, LostSnapshot
 
@@ -127,6 +128,21 @@ def test_snapshots_whose_files_are_not_whole_are_left_alone(
 ) -> None:
     seal(tier, made())
     damage(getattr(tier.slots(1)[0], part))
+    assert newest_sealed(tier, "run", 0) is None
+
+
+def test_a_record_that_found_no_room_in_shared_memory_is_no_damage(
+    tier: Tier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    seal(tier, made())
+    record = tier.slots(1)[0].record
+    elsewhere = memory_files._spare_of(record)
+    elsewhere.parent.mkdir(parents=True)
+    record.rename(elsewhere)
+    record.symlink_to(elsewhere)
+    assert newest_sealed(tier, "run", 0) == SealedPoint(str(NAME), NAME.step, 2)
+    shorter(elsewhere)
     assert newest_sealed(tier, "run", 0) is None
 
 

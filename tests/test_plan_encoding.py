@@ -11,7 +11,7 @@ import torch
 from session_kit import alike
 
 from ftrun.checkpoint import state
-from ftrun.checkpoint.plan.encoding import Encoding
+from ftrun.checkpoint.plan.encoding import _MOVED, Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.record_text import RecordText
 from ftrun.checkpoint.records import RankRecord, TensorEntry
@@ -79,6 +79,13 @@ def tie(value: Any) -> None:
     model(value)["layer1.weight"] = model(value)["layer0.weight"]
 
 
+def move(value: Any, name: str) -> None:
+    """Away from what it is tied to."""
+    if name in model(value):
+        old = model(value)[name].detach()
+        model(value)[name] = torch.empty_strided(old.shape, old.stride()).copy_(old + 1)
+
+
 def overlap(value: Any) -> None:
     flat = torch.zeros(48)
     model(value)["layer5.weight"].data = flat.view(8, 6)[:4]
@@ -140,6 +147,9 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "another order of inner keys": inner_order,
     "another name": rename,
     "tied": tie,
+    "the first of those that are tied is elsewhere": lambda value: move(value, "layer0.weight"),
+    "another of them is elsewhere": lambda value: move(value, "head"),
+    "a view is elsewhere": lambda value: move(value, "view"),
     "overlapping": overlap,
     "a value in another's memory": lie_within_another,
     "a number for a tensor": number_for_tensor,
@@ -242,6 +252,51 @@ def test_digests_are_said_anew() -> None:
         made = RankRecord("e1-s1", 0, 1, None, None, {}, tensors, ())
         assert text.to_bytes(made, {}) == made.to_bytes()
         assert RankRecord.from_bytes(text.to_bytes(made, {})).tensors["b"].digest == digest
+
+
+def test_what_was_negated_may_be_another_one_later() -> None:
+    one = torch.ones(4)
+    value, encoding = {"one": one, "other": torch._neg_view(one)}, Checked()
+    same(encoding, value)
+    value["other"] = one
+    same(encoding, value)
+    same(encoding, value)
+
+
+def test_dicts_without_anything_are_nothing_new() -> None:
+    value = {"model": {str(number): torch.ones(1) for number in range(9)}, "more": {"a": {}, "b": {}}}
+    encoding = Encoding()
+    first, second = encoding.encode(value).alike, encoding.encode(value).alike
+    assert first is not None
+    assert second is not None
+    assert second.token is first.token
+
+
+def test_where_many_lie_elsewhere_all_are_looked_at_anew() -> None:
+    """To look for each at what else lies there would take longer."""
+
+    def is_alike(count: int) -> bool:
+        encoding, value = Encoding(), {str(number): torch.ones(3) for number in range(_MOVED + 1)}
+        first, kept = encoding.encode(value).alike, list(value.values())  # kept, so that no memory is used twice
+        value |= {str(number): torch.ones(3) for number in range(count)}
+        second = encoding.encode(value).alike
+        assert first is not None
+        assert second is not None
+        assert len(kept) == _MOVED + 1
+        return first.token is second.token
+
+    assert is_alike(_MOVED)
+    assert not is_alike(_MOVED + 1)
+
+
+def test_texts_of_parts_that_are_gone_are_not_kept() -> None:
+    encoding, text, planner = Encoding(), RecordText(), Planner(0, 1, None)
+    for number in range(3):
+        encoded = encoding.encode({f"at{number}": {str(each): torch.ones(1) for each in range(9)}})
+        plan = planner.plan(encoded, {}, number)
+        made = RankRecord(f"e1-s{number}", 0, number, None, None, encoded.tree, plan.entries, plan.pieces)
+        assert text.to_bytes(made, encoded.settled) == made.to_bytes()
+    assert [*text._blocks] == ["at2"]
 
 
 def test_the_token_says_that_nothing_has_changed() -> None:

@@ -12,6 +12,7 @@ from plan_kit import POSITION, Ranks, agree, restored, together
 from session_kit import alike
 
 from ftrun.checkpoint.plan import digests
+from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.records import TensorEntry
 from ftrun.checkpoint.state import encode
@@ -326,3 +327,20 @@ def test_digests_differ_with_the_content() -> None:
     ends = [value.clone().index_fill(0, torch.tensor([place]), 1.0) for place in (0, -1)]
     assert len(set(digests.sampled([value, *ends]))) == 3, "the first and the last element are among the samples"
     assert digests.sampled([value])[0] != digests.sampled([torch.full_like(value, 1e-9)])[0]
+
+
+class Broken(dict[str, Any]):
+    """What is looked at when somebody interrupts."""
+
+    def values(self) -> Any:
+        raise KeyboardInterrupt
+
+
+def test_a_look_that_is_broken_off_is_done_again() -> None:
+    planner, encoding = Planner(0, 1, None), Encoding()
+    planner.plan(encoding.encode({"x": torch.ones(2)}), {}, 1)
+    value = {"x": torch.ones(3), "y": torch.ones(4)}
+    with pytest.raises(KeyboardInterrupt):
+        planner.plan(encoding.encode(value), Broken(), 2)
+    plan = planner.plan(encoding.encode(value), {}, 3)
+    assert {name: entry.shape for name, entry in plan.entries.items()} == {"x": (3,), "y": (4,)}

@@ -16,11 +16,13 @@ from ftrun.data.filler import page
 from ftrun.data.filler.places import Pointer
 from ftrun.data.loader import DataLoader
 from ftrun.data.position import Position
-from ftrun.errors import UsageError
+from ftrun.errors import StateMismatch, UsageError
 from ftrun.events import Step
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ftrun import Session
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -96,6 +98,35 @@ def test_a_loader_that_is_let_go_of_is_stored_where_it_was_and_nothing_is_fetche
     with open_session(every=None) as ft:
         assert ft.step == 3
         assert ft.loader(dataset, global_batch=8).position == position
+
+
+def test_a_loader_that_nobody_but_its_loop_holds_counts_each_step() -> None:
+    def made(ft: Session) -> DataLoader[int]:
+        return ft.loader(Slow(), global_batch=4)  # type: ignore[arg-type]
+
+    with open_session(every=None) as ft:
+        for step, _ in enumerate(made(ft), 1):
+            ft.step_end()
+            if step == 3:
+                ft.save()
+                break
+    with open_session(every=None) as ft:
+        assert ft.step == 3
+        assert made(ft).position == Position(0, 12)
+
+
+def test_what_a_sampler_lists_is_remembered_of_a_loader_that_is_gone() -> None:
+    with open_session(every=None) as ft:
+        for step, _ in enumerate(ft.loader(Slow(), sampler=range(64), global_batch=4), 1):  # type: ignore[arg-type]
+            ft.step_end()
+            if step == 3:
+                break
+        ft.save()
+    with open_session(every=None) as ft:
+        other: DataLoader[int] = ft.loader(Slow(), sampler=range(63, -1, -1), global_batch=4)  # type: ignore[arg-type]
+        assert other.position == Position(0, 12)
+        with pytest.raises(StateMismatch, match="lists other samples for epoch 0"):
+            next(iter(other))
 
 
 def test_a_loader_that_comes_late_is_told_where_it_belongs() -> None:

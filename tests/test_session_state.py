@@ -279,6 +279,9 @@ def test_a_process_that_is_alone_has_a_group_of_one_while_its_session_lasts() ->
         nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
         assert dist.get_world_size() == ft.world_size
     assert not dist.is_initialized()
+    with pytest.raises(ValueError, match="twice") as caught, open_session():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert "process_group=False" in caught.value.__notes__[0]
     with pytest.raises(Broken), open_session():
         raise Broken
     assert not dist.is_initialized()

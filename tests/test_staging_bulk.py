@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+import threading
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pytest
+import torch
+from staging_kit import raw
+
+from ftrun.checkpoint.memory.slot_memory import SlotMemory
+from ftrun.checkpoint.plan.encoding import Encoding
+from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.staging.bulk import _Owners
 from ftrun.checkpoint.staging.cut import Cut
 from ftrun.checkpoint.staging.moves import LARGE, PROBES
-from ftrun.checkpoint.staging.trust import Owned
+from ftrun.checkpoint.staging.stager import Stager
+from ftrun.checkpoint.staging.trust import TRIALS, Owned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 SIZES = [3 * LARGE + 5, 10, LARGE, 100_000, 7 * LARGE + 1, LARGE - 1]
 
@@ -53,3 +66,134 @@ def test_owners_are_looked_for_again_when_either_side_changes() -> None:
     optimizer.param_groups[0]["params"].append(third)
     assert among(first, second) == [True, False]
     assert not owners.are_all
+
+
+class Loop:
+    """A loop that saves as a Session does it: the parameters themselves, and what an optimizer has of them."""
+
+    def __init__(self, directory: Path) -> None:
+        torch.manual_seed(0)
+        self.small = torch.nn.Parameter(torch.randn(100, 100))
+        self.large = torch.nn.Parameter(torch.randn(600, 600))
+        self.optimizer = torch.optim.SGD([self.small, self.large], lr=0.1, momentum=0.9)
+        self.alias = self.small.data  # the same memory, with a counter of its own
+        self.state: Callable[[], dict[str, Any]] = lambda: {"small": self.small, "large": self.large}
+        self.stager = Stager(overlap=True)
+        self.stager.watch([self.optimizer])
+        self._encoding, self._planner, self._saves = Encoding(), Planner(0, 1, None), 0
+        self._path, self._memory = directory / "slot", SlotMemory(directory / "slot")
+        self.step()
+
+    @property
+    def momentum(self) -> torch.Tensor:
+        found: torch.Tensor = self.optimizer.state[self.small]["momentum_buffer"]
+        return found
+
+    def step(self) -> None:
+        for each in (self.small, self.large):
+            each.grad = torch.ones_like(each)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, before_the_step: Callable[[], object] = lambda: None) -> tuple[set[str], set[str]]:
+        """Save and step; what was waited for, and what is torn. What isn't is what it was."""
+        self._saves += 1
+        encoded = self._encoding.encode(self.state())
+        boundary = {name: raw(each) for name, each in encoded.tensors.items()}
+        plan = self._planner.plan(encoded, {}, self._saves)
+        self._memory.resize(plan.size)
+        ended: list[tuple[Any, ...]] = []
+        gate = threading.Event()
+        self.stager.in_background(lambda: gate.wait(20) and None)
+        self.stager.stage(plan, self._memory, encoded.tensors, lambda *told: ended.append(told), encoded.alike)
+        assert self.stager._pending is not None
+        late = self.stager._pending._orders.waiting
+        del encoded
+        before_the_step()
+        gate.set()
+        self.step()
+        assert self.stager.settle(20)
+        (torn, _found, error), *_ = ended
+        assert error is None
+        content = self._path.read_bytes()
+        for piece in plan.pieces if not torn else ():
+            before = boundary[piece.tensor]
+            assert content[piece.offset : piece.offset + len(before)] == before, piece.tensor
+        return set(late), set(torn)
+
+    def trials(self) -> None:
+        """Until the save is one of those that know all from the one before."""
+        for _ in range(TRIALS + 1):
+            assert self.save()[1] == set()
+
+    def writes(self, name: str) -> Callable[[], None]:
+        """Adds nothing, so that no word of it tells."""
+
+        def write() -> None:
+            with torch.no_grad():
+                getattr(self, name).add_(0)
+
+        return write
+
+
+@pytest.fixture
+def loop(tmp_path: Path) -> Iterator[Loop]:
+    made = Loop(tmp_path)
+    yield made
+    made.stager.close(20)
+    made._memory.close()
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+def test_a_write_that_torch_counts_is_seen(loop: Loop, name: str) -> None:
+    loop.trials()
+    assert loop.save(loop.writes(name)) == ({"small", "large"}, {name})
+    assert loop.save(loop.writes(name)) == ({"small", "large"} - {name}, set())
+
+
+def test_a_write_through_the_owner_of_the_memory_is_seen(loop: Loop) -> None:
+    loop.state = lambda: {"alias": loop.alias}
+    loop.trials()
+    assert loop.save(loop.writes("small")) == ({"alias"}, {"alias"})
+
+
+def test_what_an_optimizer_takes_up_again_is_watched_again(loop: Loop) -> None:
+    parameters = loop.optimizer.param_groups[0]["params"]
+    loop.trials()
+    parameters.pop()
+    state = loop.optimizer.state.pop(loop.large)
+    assert loop.save(loop.writes("large")) == ({"small"}, set())
+    parameters.append(loop.large)
+    loop.optimizer.state[loop.large] = state
+    assert loop.save(loop.writes("large")) == ({"small", "large"}, {"large"})
+
+
+def test_a_write_past_torch_to_what_has_no_probe_is_seen(loop: Loop) -> None:
+    loop.trials()
+    assert loop.save(lambda: loop.small.data.add_(1)) == ({"small", "large"}, {"small"})
+
+
+@pytest.mark.parametrize("name", ["small", "large"])
+@pytest.mark.parametrize("saves", range(TRIALS + 3))
+def test_memory_that_a_parameter_gives_up_is_kept_until_it_is_copied(loop: Loop, name: str, saves: int) -> None:
+    def replace() -> None:
+        parameter = getattr(loop, name)
+        parameter.data = torch.zeros_like(parameter)  # as `module.half()` and its like do
+        torch.full_like(parameter, 7)
+
+    for _ in range(saves):
+        loop.save()
+    assert loop.save(replace)[1] == set()
+    assert loop.save()[1] == set()
+
+
+def test_memory_that_the_state_of_an_optimizer_gives_up_is_kept_through_a_trial(loop: Loop) -> None:
+    loop.state = lambda: {"momentum": loop.momentum}
+
+    def replace() -> None:
+        loop.momentum.data = torch.zeros_like(loop.momentum)
+        torch.full_like(loop.momentum, 7)
+
+    for _ in range(TRIALS + 2):
+        assert loop.save(replace)[1] == set()
+    assert loop.save(replace) == ({"momentum"}, set())

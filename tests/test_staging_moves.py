@@ -205,6 +205,22 @@ def test_the_helper_survives_a_job_that_fails() -> None:
     helper.close(10)
 
 
+def test_the_helper_begins_later_where_no_thread_can_be_had_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    done: list[int] = []
+    helper = Helper()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="new thread"):
+            helper.submit(lambda: done.append(1))
+    helper.submit(lambda: done.append(2))
+    assert helper.wait(10)
+    assert done == [2]
+    helper.close(10)
+
+
 def test_the_helper_gives_way_to_the_training() -> None:
     import os
 

@@ -14,12 +14,17 @@ from staging_kit import memory_for, plan_of, raw, stored
 from ftrun.checkpoint import state
 from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
+from ftrun.checkpoint.staging.moves import SLICE, Block
+from ftrun.checkpoint.staging.snapshot import Orders, Snapshot
 from ftrun.checkpoint.staging.stager import Stager
 from ftrun.checkpoint.staging.trust import TRIALS
+from ftrun.session.states import States
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
+
+    from ftrun.checkpoint.staging.moves import Move
 
 
 @dataclass
@@ -47,7 +52,7 @@ class Loop:
 
     def __init__(self, directory: Path, overlap: bool = True, **objects: Any) -> None:
         self.objects = objects
-        self._encoding, self._planner = Encoding(), Planner(0, 1, None)
+        self._states, self._encoding, self._planner = States(), Encoding(), Planner(0, 1, None)
         self.stager = Stager(overlap=overlap)
         optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
         self.stager.watch(optimizers)
@@ -70,7 +75,7 @@ class Loop:
             self._hold()
         path = self._paths[self._saves % 2]
         self._saves += 1
-        encoded, plan = self._planned({name: each.state_dict() for name, each in self.objects.items()})
+        encoded, plan = self._planned()
         memory = memory_for(path, plan)
         taken = Taken({name: raw(each) for name, each in encoded.tensors.items()})
 
@@ -82,11 +87,11 @@ class Loop:
         self.stager.stage(plan, memory, encoded.tensors, finish, encoded.alike)
         return taken
 
-    def _planned(self, value: dict[str, Any]) -> tuple[state.Encoded, Any]:
+    def _planned(self) -> tuple[state.Encoded, Any]:
         if not self.as_a_session:
-            encoded = state.encode(value)
+            encoded = state.encode({name: each.state_dict() for name, each in self.objects.items()})
             return encoded, plan_of(encoded.tensors)
-        encoded = self._encoding.encode(value)
+        encoded = self._encoding.encode(self._states.of(self.objects))
         return encoded, self._planner.plan(encoded, self.objects, self._saves)
 
     def trials(self, step: Callable[[], None]) -> None:
@@ -497,6 +502,26 @@ def test_the_first_change_of_a_hundred_kinds(trusted: Trusted) -> None:
         loop.settle()
         dropped += not taken.is_whole()
     assert dropped < 40
+
+
+def test_a_start_that_is_broken_off_makes_no_snapshot() -> None:
+    """A save that somebody interrupts, in a loop that goes on: the helper copies what has changed by then."""
+    size = 6 * SLICE
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    all_moves: list[Move] = [
+        Block("x", target.data_ptr() + at, source.data_ptr() + at, SLICE) for at in range(0, size, SLICE)
+    ]
+    made = Snapshot(Orders(now=all_moves), {}, torch.cuda.Stream)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.start(interrupt)
+    source.fill_(2)
+    made.help()
+    with pytest.raises(KeyboardInterrupt):
+        made.verdict()
 
 
 def test_errors_are_told(trusted: Trusted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -396,11 +396,36 @@ def test_memory_that_can_not_be_had(scene: Scene, monkeypatch: pytest.MonkeyPatc
     saver.wait(10)
 
 
+def test_a_save_that_is_broken_off_has_an_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_memory(*_: Any) -> None:
+        raise MemoryError
+
+    model, saver = Model(), scene.saver()
+    with monkeypatch.context() as patch:
+        patch.setattr("ftrun.checkpoint.memory.slot_memory._allocate", out_of_memory)
+        with pytest.raises(MemoryError):
+            save(saver, model, 1)
+    with pytest.raises(CheckpointError, match="broken off: MemoryError"):
+        saver.wait(10)
+    with monkeypatch.context() as patch:
+        patch.setattr("ftrun.session.saving.seal_slot", out_of_memory)  # on the helper's thread
+        save(saver, model, 2)
+        assert saver._stager.settle(10)
+    with pytest.raises(CheckpointError, match="could not be written: MemoryError"):
+        saver.wait(10)
+    assert saver.may_save()
+    save(saver, model, 3)
+    scene.commit(3)
+    saver.wait(10)
+
+
 @pytest.mark.parametrize("data", [{"loss": float("nan")}, {"at": object()}])
 def test_a_position_that_is_no_json(scene: Scene, data: dict[str, Any]) -> None:
     saver = scene.saver()
     with pytest.raises(NotStorable, match="data position can't be stored"):
         saver.save(1, None, "user", dict, data)
+    with pytest.raises(CheckpointError, match="broken off: NotStorable"):
+        saver.wait(10)  # nobody takes the step for saved
 
 
 def test_a_position_that_moves_on(scene: Scene) -> None:

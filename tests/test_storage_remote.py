@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import threading
 import time
 from dataclasses import replace
@@ -98,8 +99,10 @@ def test_a_call_is_tried_until_it_succeeds() -> None:
             raise error
         return 7
 
+    before = random.getstate()
     assert persist(call, QUICK, "x") == 7
     assert left == []
+    assert random.getstate() == before  # it runs beside training, whose draws are the same however often it tries
 
 
 def test_at_the_deadline_the_reason_is_told() -> None:

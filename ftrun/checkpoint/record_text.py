@@ -41,6 +41,7 @@ class RecordText:
         """
         head = canonical(record.head(), sort=False).decode("ascii")
         tree = self._tree(record.tree, "", settled, _above(settled))
+        self._blocks = {path: known for path, known in self._blocks.items() if path in settled}
         tensors, pieces = self._said_of(record.tensors), self._said_of_pieces(record.pieces)
         return seal_body(f'{head[:-1]},"tree":{tree},"tensors":{tensors},"pieces":{pieces}}}'.encode("ascii"))
 

@@ -158,9 +158,11 @@ class Walk:
             given = [*itertools.chain.from_iterable(map(dict.values, value.values()))]
             if not self._kinds.issuperset(map(type, given)):
                 return None
-        elif block.keys != (tuple(value),):
+        elif block.keys == (tuple(value),):
+            given = [*value.values()]
+        else:
             return None
-        self.given += given or value.values()
+        self.given += given
         self.names += block.names
         self.nodes += block.nodes
         self.blocks[name] = block

@@ -279,7 +279,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if progress.follower is None:
             progress.follower = own_filler(self)
         progress.tell()
-        return Loop(progress, self._supply.begin(self))
+        return Loop(self, progress, self._supply.begin(self))
 
     @property
     def waited(self) -> float:

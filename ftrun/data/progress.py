@@ -89,7 +89,7 @@ class Progress:
         Raises:
             StopIteration: the epoch has ended.
             UsageError: the loop is over.
-            Exception: whatever loading it raises, with a note that says at which position.
+            BaseException: whatever loading it raises, with a note that says at which position.
         """
         if turn != self.turn:
             raise UsageError(
@@ -104,7 +104,7 @@ class Progress:
         except StopIteration:
             self._end_epoch()
             raise
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too: the batch that was asked for must not count as the next one
             self._fail(error)
             raise
         self.waited += time.monotonic() - began
@@ -118,7 +118,7 @@ class Progress:
         if self.committed.epoch == self.plan.start.epoch:
             self.committed = self.yielded = Position(self.committed.epoch + 1, 0)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         share = self.plan.share
         error.add_note(
             f"ftrun: the loader of rank {share.rank} of {share.world_size} was waiting for the batch at "
@@ -142,11 +142,14 @@ class Loop:
     """One pass to the end of the epoch. Nothing of the loader refers to it, so leaving it ends its workers.
 
     Args:
+        loader: lives as long as its loop: of ``for batch in ft.loader(...)`` nobody else keeps it, and a step that is
+            complete must find it.
         progress: of the loader.
         batches: as they are fetched.
     """
 
-    def __init__(self, progress: Progress, batches: Iterator[Any]) -> None:
+    def __init__(self, loader: object, progress: Progress, batches: Iterator[Any]) -> None:
+        self._loader = loader
         self._progress = progress
         self._turn = progress.turn
         self._batches = batches

@@ -54,6 +54,7 @@ class Reader:
     def _tried(self, ticket: Ticket, trial: Trial) -> list[Any]:
         if trial.is_due:
             bits_of = sample_seeder(self._seed, ticket.epoch)
+            trial.begin()
 
             def prepare(index: int) -> None:
                 bits = bits_of(index)
@@ -65,7 +66,7 @@ class Reader:
             return samples
         began = time.perf_counter()
         samples = self._seeded(ticket)
-        trial.took((time.perf_counter() - began) / len(samples))
+        trial.took(self._dataset, (time.perf_counter() - began) / len(samples))
         return samples
 
     def _watched(self, ticket: Ticket, trial: Trial, before: Sequence[Any]) -> list[Any] | None:

@@ -8,6 +8,8 @@ after all, that batch is read again, with all of them seeded, and so is everythi
 What is watched this way is seen: a draw, or a seed set, in any sample. What is not: a sample that depends on the state
 of a generator and leaves it as it was (``torch.initial_seed()``, ``random.getstate()``), unless it is among those
 read twice.
+
+A dataset that holds a generator or an iterator of its own is not tried: reading it twice would change what comes next.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun.data.frozen import frozen
 from ftrun.data.generators import generators, states
+from ftrun.data.own_state import has_own_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,12 +64,17 @@ class Trial:
         """Whether the samples of the next batch are to be read twice."""
         return self._quick and not self.is_over
 
-    def took(self, seconds: float) -> None:
+    def took(self, dataset: Any, seconds: float) -> None:
         """Hear how long a sample took, on the average of a batch."""
         self._quick = seconds < _QUICK
         self._batches -= 1
-        if not self._quick and not self._batches:
+        # Looked at now: it may have made a generator with its first sample.
+        if has_own_state(dataset) if self._quick else not self._batches:
             self.give_up()
+
+    def begin(self) -> None:
+        """Forget what was read for a batch that failed, or was broken off."""
+        self._others = []
 
     def read(self, dataset: Any, index: int, bits: int) -> None:
         """Read a sample, before it is read properly, with its seeds in none but those generators that have moved."""

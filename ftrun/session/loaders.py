@@ -78,7 +78,11 @@ class _Made:
         self._state = loader.state_dict()
 
     def at(self, position: Position) -> None:
-        self._position = position
+        before, self._position = self._position, position
+        loader = self.loader()
+        # With the first batch of an epoch the list of a user's sampler is a new one.
+        if loader is not None and (before.samples == 0 or before.epoch != position.epoch):
+            self._state = loader.state_dict()
         if self._follower is not None:
             self._follower.at(position)
 

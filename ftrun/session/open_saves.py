@@ -70,6 +70,7 @@ class OpenSaves:
         self._outcomes = Outcomes(tier)
         self._dropped: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self._open: dict[str, Save] = {}
+        self._given_up: set[str] = set()
         self._last = ""
         self._failure: CheckpointError | None = None
         self._news: list[Checkpoint] = []
@@ -87,6 +88,9 @@ class OpenSaves:
 
     def drop(self, save: Save, reason: str) -> None:
         """A snapshot will never be whole. Others on the node hear it, and through the keeper all others. Any thread."""
+        if save.attempt in self._given_up:  # whoever noticed first has said it
+            return
+        self._given_up.add(save.attempt)
         _log.warning("ftrun: rank %d: the snapshot of step %d is dropped: %s", self._rank, save.step, reason)
         outcome = Outcome(save.attempt, save.step, committed=False, reason=reason, seconds=0.0, size=0)
         self._dropped.put(outcome)

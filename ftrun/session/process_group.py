@@ -53,7 +53,12 @@ def default_group(place: Place, device: torch.device) -> Iterator[None]:
         dist.init_process_group(backend)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if "default process group twice" in str(error):  # torch's words
+            error.add_note(
+                "ftrun: the default process group was made for this script, on one process too: leave "
+                "init_process_group() out, or say @ftrun.entrypoint(process_group=False) and make it yourself"
+            )
         # Peers may be gone: taking the group down in order could wait for them. The process ends anyway.
         if alone:
             _take_down()

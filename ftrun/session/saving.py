@@ -7,7 +7,7 @@ import copy
 import gc
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,24 +172,31 @@ class Saver:
         settled = self._stager.settle(_SETTLE_SECONDS)
         self._held = None
         self._saves += 1
-        position = _position(step, total, data)
         name = str(AttemptName(self._contract.epoch or 0, step, self._suffix(step)))
-        save = Save(name, step, total, reason, copy.deepcopy(data), position, began)
-        encoded = self._encoding.encode(collect())
-        plan = self._planner.plan(encoded, self._objects, self._saves)
+        save = Save(name, step, total, reason, data, "", began)
         self._open.add(save)
+        try:
+            position = _position(step, total, data)
+            save = replace(save, data=copy.deepcopy(data), position=position)
+            encoded = self._encoding.encode(collect())
+            plan = self._planner.plan(encoded, self._objects, self._saves)
+            self._fill(save, plan, encoded, settled=settled)
+        except BaseException as error:  # the caller hears of it; nobody else is to wait for this save or count on it
+            self._filling = None
+            self._open.drop(save, f"it was broken off: {type(error).__name__}: {error}")
+            raise
+        self._held = time.monotonic() - began
+
+    def _fill(self, save: Save, plan: Plan, encoded: Encoded, *, settled: bool) -> None:
         try:
             if not settled:
                 raise CheckpointError(f"the snapshot before is not copied after {_SETTLE_SECONDS:g} s")
-            self._fill(save, self._room(plan.size), plan, encoded)
+            room = self._room(plan.size)
+            self._filling = room.slot
+            finish = partial(self._finish, _Taken(save, room, plan, encoded.tree, encoded.settled))
+            self._stager.stage(plan, room.memory, encoded.tensors, finish, encoded.alike)
         except OSError as error:
             self._open.drop(save, str(error))
-        self._held = time.monotonic() - began
-
-    def _fill(self, save: Save, room: _Room, plan: Plan, encoded: Encoded) -> None:
-        self._filling = room.slot
-        finish = partial(self._finish, _Taken(save, room, plan, encoded.tree, encoded.settled))
-        self._stager.stage(plan, room.memory, encoded.tensors, finish, encoded.alike)
 
     def _suffix(self, step: int) -> str:
         """The same on all ranks without a word between them, and new for each save."""
@@ -218,9 +225,10 @@ class Saver:
                 self._open.drop(taken.save, _torn(torn))
             else:
                 self._seal(taken, found)
-        except (OSError, ValueError, TypeError) as problem:
-            self._open.drop(taken.save, f"its record could not be written: {problem}")
-        self._filling = None
+        except Exception as problem:  # of whatever kind: else the save never ends, and whoever waits for it neither
+            self._open.drop(taken.save, f"its record could not be written: {str(problem) or repr(problem)}")
+        finally:
+            self._filling = None
 
     def _seal(self, taken: _Taken, found: Mapping[str, str]) -> None:
         save, plan, room = taken.save, taken.plan, taken.room

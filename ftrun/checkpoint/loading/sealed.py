@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.layout import AttemptName, rank_json
 from ftrun.checkpoint.manifest import is_count, is_file_name
+from ftrun.checkpoint.memory.files import lies_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -86,7 +88,7 @@ def problem_of(seal: Seal) -> str:
     """Which of its files isn't there with its size; empty for none. Their bytes are verified when they are read."""
     for file, (path, record) in seal.files.items():
         try:
-            status = os.stat(path, follow_symlinks=False)
+            status = os.stat(path, follow_symlinks=lies_elsewhere(Path(path)))
         except FileNotFoundError:
             return f"{file} is missing in this node's memory"
         except (OSError, ValueError) as error:

@@ -101,6 +101,11 @@ def make_directory(path: Path) -> None:
         path.mkdir(mode=0o700)
 
 
+def lies_elsewhere(path: Path) -> bool:
+    """Whether a link stands for a file that :func:`put` has written elsewhere, for want of room."""
+    return _elsewhere(path, stat.S_IFLNK) is not None
+
+
 def drop_elsewhere(directory: Path) -> None:
     """Remove what lies elsewhere for links in a directory or below it, before that is removed itself."""
     for parent, _, names in os.walk(directory):

@@ -18,7 +18,7 @@ from ftrun.checkpoint.dtensors import is_dtensor, parts_of
 from ftrun.checkpoint.plan.lying import Layout, Look, look, same_empty
 from ftrun.checkpoint.refusals import Refused
 from ftrun.checkpoint.state import Alike, Encoded
-from ftrun.checkpoint.walk import Block, Walk
+from ftrun.checkpoint.walk import Walk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -54,7 +54,7 @@ class Encoding:
         seen = look(walk.given, parts)
         self._walk = before = _Before(walk, Layout.of(walk.given, parts, seen), encoded.tensors)
         alike = before.alike(walk.given, parts, seen)
-        return Encoded(encoded.tree, encoded.tensors, alike, _settled(walk, before.blocks))
+        return Encoded(encoded.tree, encoded.tensors, alike, _settled(walk))
 
     def _again(self, value: object) -> Encoded | None:
         before = self._walk
@@ -74,12 +74,12 @@ class Encoding:
         if not before.is_as_it_was(walk.given, parts, seen):
             return None
         alike = before.alike(walk.given, parts, seen)
-        return Encoded(tree, _Plain(before.numbers, alike.given), alike, _settled(walk, before.blocks))
+        return Encoded(tree, _Plain(before.numbers, alike.given), alike, _settled(walk))
 
 
-def _settled(walk: Walk, blocks: Mapping[str, Block]) -> dict[str, Any]:
-    """The nodes of those blocks that are taken over from walk to walk."""
-    return {name: block.node for name, block in walk.blocks.items() if blocks.get(name) is block}
+def _settled(walk: Walk) -> dict[str, Any]:
+    """The nodes of blocks: nobody changes them once a walk is complete, and the next one takes over what it can."""
+    return {name: block.node for name, block in walk.blocks.items()}
 
 
 class _Plain(Mapping[str, torch.Tensor]):

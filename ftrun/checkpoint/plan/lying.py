@@ -20,7 +20,8 @@ class Look:
 
     Attributes:
         starts: addresses.
-        kinds: dtypes, shapes and strides, conjugation, and how they are spread over ranks; equal for the same.
+        kinds: dtypes, shapes and strides, conjugation, whether one is negated, and how they are spread over ranks;
+            equal for the same.
         negated: one of them has its negation pending.
         versions: how often each was written to; None where one doesn't count that.
     """
@@ -67,7 +68,7 @@ def _look(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, count
     if False in contiguous:
         strides = [None if flat else each.stride() for flat, each in zip(contiguous, parts, strict=True)]
     conj = [each.is_conj() for each in parts] if not _REAL.issuperset(dtypes) else None
-    kinds = (dtypes, shapes, strides, conj, specs_of(given))
+    kinds = (dtypes, shapes, strides, conj, negated, specs_of(given))
     return Look(np.array(starts, dtype=np.uint64), kinds, negated, versions if count else None)
 
 

@@ -74,10 +74,10 @@ class Planner:
         token = encoded.alike.token if encoded.alike is not None else None
         alike = token is not None and token is self._token
         now = self._structure if alike else structure(encoded.tensors)
-        self._token = token
         if (not alike and now != self._structure) or not self._known.holds or not self._is_same(objects):
             self._look(encoded, objects)
             self._structure, self._draft = now, None
+        self._token = token  # not before: what breaks off a look must not leave the token of what was not looked at
         if self._exchange is not None and self._exchange.is_on(save, asked=self._is_new()):
             self._meet(self._exchange, encoded, save)
         if self._draft is None:
@@ -105,15 +105,16 @@ class Planner:
 
     def _look(self, encoded: Encoded, objects: Mapping[str, Any]) -> None:
         """Find what may be shared, without looking at its content."""
-        self._objects = [_reference(each) for each in objects.values()]
-        self._known = known_replicated(objects) if self._exchange is not None else Known()
-        self._candidates = {}
+        seen = [_reference(each) for each in objects.values()]
+        known = known_replicated(objects) if self._exchange is not None else Known()
+        candidates: dict[str, Described] = {}
         for name, tensor in encoded.tensors.items():
             if not name.startswith(_SHARED) or dtensors.is_dtensor(tensor) or not tensor.numel():
                 continue
-            ranks = self._known.ranks(tensor)
+            ranks = known.ranks(tensor)
             if ranks or tensor.nbytes >= SMALL:
-                self._candidates[name] = _described(name, tensor, ranks_text(ranks))
+                candidates[name] = _described(name, tensor, ranks_text(ranks))
+        self._objects, self._known, self._candidates = seen, known, candidates
 
     def _meet(self, exchange: Exchange, encoded: Encoded, save: int) -> None:
         found = exchange.groups(save, _with_digests(self._candidates, encoded.tensors))

@@ -37,6 +37,7 @@ class Ordered:
         words: compared at the end.
         names: of what is moved later, probes included.
         versions: counters of those.
+        memory: that those lie in now. It is kept, whatever the script gives its tensors meanwhile (``x.data = y``).
     """
 
     now: Runs
@@ -45,6 +46,7 @@ class Ordered:
     words: Words
     names: Sequence[str]
     versions: Versions
+    memory: Sequence[torch.Tensor]
 
     def changed(self) -> set[str]:
         """Names of tensors that were written to since."""
@@ -110,7 +112,8 @@ class Bulk:
         words = Words(Picked(self._names, small.of), sources[small.of] + small.starts, small.sizes, turn)
         which = np.flatnonzero(trusted)
         versions = self._versions(which, alike, others)
-        return Ordered(now, later, probes, words, Picked(self._names, which), versions)
+        memory = [alike.parts[number].detach() for number in self._watched.numbers]
+        return Ordered(now, later, probes, words, Picked(self._names, which), versions, memory)
 
     def _versions(self, trusted: Any, alike: Alike, others: Mapping[int, torch.Tensor]) -> Versions:
         """Counters of what is moved later: of its part here, of the whole where that is spread, and of its owner."""

@@ -91,11 +91,15 @@ def order(
         turn: number of the save.
         copies: those of the plan that this is about; None for all.
     """
-    orders = Orders(alive=(plan.copies if copies is None else copies, memory.tensor(torch.uint8, 0, (memory.size,))))
+    kept: list[torch.Tensor] = []
+    target = memory.tensor(torch.uint8, 0, (memory.size,))
+    orders = Orders(alive=(plan.copies if copies is None else copies, target, kept))
     number = 0
     for copy in plan.copies if copies is None else copies:
         every = moves(copy, memory)
         level = -1 if owned is None else _level(copy, orders, tensors, trust, owned)
+        if level >= 0:  # read later, when the script may have given the tensor other memory (`x.data = y`)
+            kept.append(copy.tensor.detach())
         if level >= TRIALS:
             orders.late.add(copy.name)
             for move in every:
@@ -161,13 +165,22 @@ class Snapshot:
         self._lock = threading.Lock()
 
     def start(self, begun: Callable[[], None]) -> None:
-        """Copy what can't wait. ``begun`` is called when a helper may begin with :meth:`help`."""
-        self._issue()
-        if self._alone:  # a thread that is woken up for so little only gets in the way
-            self._now.help()
-        begun()
-        self._now.help(from_end=True)
-        self._now.wait(TIMEOUT)
+        """Copy what can't wait. ``begun`` is called when a helper may begin with :meth:`help`.
+
+        Raises:
+            BaseException: an interrupt, or what a device raised. :meth:`verdict` raises it too: training may go on, and
+                what was not copied by then is not what it was.
+        """
+        try:
+            self._issue()
+            if self._alone:  # a thread that is woken up for so little only gets in the way
+                self._now.help()
+            begun()
+            self._now.help(from_end=True)
+            self._now.wait(TIMEOUT)
+        except BaseException as problem:
+            self._now.fail(problem)
+            raise
 
     def help(self) -> None:
         """Do what there is to do, on a helper's thread."""
@@ -216,7 +229,7 @@ class Snapshot:
             by_step: an optimizer's step begins now; otherwise nothing is learned from what stayed the same.
         """
         trial = self._orders.trial
-        if not trial:
+        if not trial or self._now.error is not None:  # what was not copied differs, and nobody has written to it
             return
         for device in self._devices:
             device.finish()

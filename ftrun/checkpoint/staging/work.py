@@ -63,17 +63,25 @@ class Work:
         with self._changed:
             self._busy -= 1
             if error is not None:
-                self.error = self.error or error
-                self._tasks.clear()
+                self._give_up(error)
             if not self._busy:
                 self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """What nobody has taken yet is never done; whoever asks is told of an error."""
+        with self._changed:
+            self._give_up(error)
+            self._changed.notify_all()
+
+    def _give_up(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self._tasks.clear()
 
     def wait(self, timeout: float) -> None:
         """Wait until nobody works at it and nothing is left. What is not done by then is never done: an error."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._tasks and not self._busy, timeout):
-                self._tasks.clear()
-                self.error = self.error or CheckpointError(f"copying the state was not done after {timeout:g} s")
+                self._give_up(CheckpointError(f"copying the state was not done after {timeout:g} s"))
 
 
 class Helper:
@@ -89,8 +97,9 @@ class Helper:
         """Have a job done after those before it."""
         if self._thread is None:
             # A daemon: a script that ends without letting go of it must not hang.
-            self._thread = threading.Thread(target=self._run, name="ftrun-staging", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="ftrun-staging", daemon=True)
+            thread.start()  # where no thread can be had, the next job tries again
+            self._thread = thread
         with self._idle:
             self._open += 1
         self._jobs.put(job)

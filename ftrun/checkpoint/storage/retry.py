@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _SILENT = 5.0
 """Seconds of trouble that nobody hears of."""
 
+_CHANCE = random.SystemRandom()
+"""Not the process's generator: this runs beside training, whose draws must be the same however often it tries."""
+
 _FINAL_KINDS = (
     FileNotFoundError,
     FileExistsError,
@@ -137,7 +140,7 @@ def persist(call: Callable[[Life], T], patience: Patience, what: str) -> T:
         except Exception as error:  # whatever a driver raises: is_transient knows
             if not is_transient(error):
                 raise
-            pause = patience.pause(tries, random.random())
+            pause = patience.pause(tries, _CHANCE.random())
             spent = time.monotonic() - began
             if spent + pause > patience.deadline:
                 raise UnreachableError(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _BEAT = 1.0
 _BUSY = 0.02
+_CHANCE = random.SystemRandom()
+"""Not the process's generator: that is the user's, and a sample is what it is however often its file is asked for."""
 
 
 def ask(threads: Threads, call: Callable[[], T], timeout: float, beat: Callable[[], None] = lambda: None) -> T:
@@ -170,7 +172,7 @@ def persist(
 
 
 def _pause(seconds: float, beat: Callable[[], None]) -> None:
-    until = time.monotonic() + seconds * random.uniform(0.5, 1.0)
+    until = time.monotonic() + seconds * _CHANCE.uniform(0.5, 1.0)
     while (left := until - time.monotonic()) > 0:
         beat()
         time.sleep(min(left, _BEAT))

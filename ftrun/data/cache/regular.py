@@ -20,10 +20,13 @@ def read(path: str) -> bytes:
         OSError: it isn't there, can't be read, or is no regular file.
     """
     descriptor = os.open(path, READ)
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "is no regular file", path)
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:  # by ourselves: open() refuses a directory's, and leaves it open
+        os.close(descriptor)
 
 
 def append(path: str, data: bytes) -> None:

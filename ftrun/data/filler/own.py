@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,16 @@ class OwnFiller:
         self._lane = lane
         self._filler = Filler(THREADS)
         self._filler.follow([lane])
-        weakref.finalize(self, self._filler.stop)
+        weakref.finalize(self, _stop, self._filler, os.getpid())
 
     def at(self, position: Position) -> None:
         """The committed position is this now."""
         self._filler.moved(self._lane, position, None)
+
+
+def _stop(filler: Filler, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has none of the threads, and perhaps the lock of one
+        filler.stop()
 
 
 def own_filler(loader: Any) -> OwnFiller | Idle:

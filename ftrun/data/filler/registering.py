@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import weakref
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from ftrun.data.filler.read_files import ReadFiles
     from ftrun.data.filler.urls import Strings
     from ftrun.data.position import Position, Recipe
+
+    _Listed = tuple[NDArray[Any], NDArray[Any] | None]
 
 _log = logging.getLogger(__name__)
 
@@ -81,10 +84,10 @@ class Registered:
         self._page: Page | None = None
         self._orders_of = -1
         self._is_withdrawn = False
+        self._pid = os.getpid()
         self.directory = directory
         self._make(is_first)
-        # A user's sampler is asked by the training thread, which would ask it a moment later anyway.
-        first = self._listed(self._position.epoch) if self._written and self._recipe.order != TORCH else None
+        first = self._asked(self._position.epoch)  # what the loop would ask a moment later anyway
         self._thread = threading.Thread(
             target=self._register, args=(found.urls, first), name="ftrun-register", daemon=True
         )
@@ -112,6 +115,8 @@ class Registered:
 
     def withdraw(self) -> None:
         """Nobody will read with this loader any more: nothing is fetched for it from now on. Any thread, any moment."""
+        if os.getpid() != self._pid:  # a forked child lets go of its copy
+            return
         self._is_withdrawn = True
         self._remove()
 
@@ -141,13 +146,13 @@ class Registered:
 
     # In a thread of its own
 
-    def _register(self, urls: Strings, first: tuple[NDArray[Any], NDArray[Any] | None] | None) -> None:
+    def _register(self, urls: Strings, first: _Listed | None) -> None:
         try:
             self._write(urls, first)
         except Exception as error:  # a full disk, options unknown to JSON, whatever a list of URLs raises
             _log.warning("ftrun: loader %r is not fetched ahead of: %s: %s", self.name, type(error).__name__, error)
 
-    def _write(self, urls: Strings, first: tuple[NDArray[Any], NDArray[Any] | None] | None) -> None:
+    def _write(self, urls: Strings, first: _Listed | None) -> None:
         berth, directory, name = self._berth, self.directory, self.name
         spec = self._files.spec()
         json.dumps(spec)
@@ -158,10 +163,8 @@ class Registered:
         digest, content = pack(urls)
         store(directory.pool.urls(digest), content)
         del content
-        if first is not None:
-            orders.write(directory.order(name, self._position.epoch), *first)
-        elif self._written:
-            self._write_orders(self._position.epoch)
+        if self._written:
+            self._write_orders(self._position.epoch, first)
         page = Page(directory.page(name, berth.attempt), self._position)
         plan = FillPlan(
             loader=name,
@@ -190,31 +193,33 @@ class Registered:
 
     # Orders
 
-    def _listed(self, epoch: int) -> tuple[NDArray[Any], NDArray[Any] | None] | None:
-        """The order of an epoch that the filler can't compute, and where its batches end."""
-        recipe = self._recipe
-        if recipe.order == TORCH and recipe.n is not None:
-            return order_of(recipe, epoch).take(0, recipe.n), None
+    def _asked(self, epoch: int) -> _Listed | None:
+        """What a user's sampler lists. Training thread: asking seeds the generators that training draws from."""
+        if not self._written or self._recipe.order == TORCH:
+            return None
         ask = getattr(self.loader, "listed", None)
-        found: tuple[NDArray[Any], NDArray[Any] | None] | None = ask(epoch) if ask is not None else None
+        found: _Listed | None = ask(epoch) if ask is not None else None
         return found
 
     def _write_orders_beside(self, epoch: int) -> None:
         self._orders_of = epoch
-        threading.Thread(target=self._try_orders, args=(epoch,), name="ftrun-register", daemon=True).start()
+        with contextlib.suppress(Exception):  # whatever a sampler raises: its loop will, too
+            listed = self._asked(epoch)
+            threading.Thread(target=self._try_orders, args=(epoch, listed), name="ftrun-register", daemon=True).start()
 
-    def _try_orders(self, epoch: int) -> None:
-        with contextlib.suppress(Exception):  # whatever a sampler raises: a hint that is missing costs time only
-            self._write_orders(epoch)
+    def _try_orders(self, epoch: int, listed: _Listed | None) -> None:
+        with contextlib.suppress(Exception):  # a hint that is missing costs time only
+            self._write_orders(epoch, listed)
 
-    def _write_orders(self, epoch: int) -> None:
-        """This epoch's, and where it can be known the next one's; older ones go."""
+    def _write_orders(self, epoch: int, listed: _Listed | None) -> None:
+        """This epoch's, and where it can be computed the next one's; older ones go."""
         self._orders_of = epoch
-        epochs = (epoch, epoch + 1) if self._recipe.order == TORCH else (epoch,)
-        for each in epochs:
-            listed = self._listed(each)
-            if listed is not None:
-                orders.write(self.directory.order(self.name, each), *listed)
+        recipe = self._recipe
+        if listed is not None:
+            orders.write(self.directory.order(self.name, epoch), *listed)
+        elif recipe.order == TORCH and recipe.n is not None:
+            for each in (epoch, epoch + 1):
+                orders.write(self.directory.order(self.name, each), order_of(recipe, each).take(0, recipe.n), None)
         prefix = self.directory.order(self.name, epoch).name.partition(".")[0]
         for path in self.directory.plans.glob(f"{prefix}.*.*"):
             number = path.name.split(".")[1]
