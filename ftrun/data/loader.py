@@ -86,7 +86,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             and with ``batch_size`` what ``drop_last`` says.
         sample_seeds: seed ``random``, NumPy and torch (CPU) before each sample, and before ``collate_fn``, from
             ``seed``, the epoch and the index: 6 microseconds. Where samples take less than 2 milliseconds, 16 of them
-            are read twice in each process, to find generators that they don't depend on: those are watched instead,
+            are read twice in each process (but for a dataset that holds a generator or iterator of its own), to find
+            generators that they don't depend on: those are watched instead,
             and a batch in which one moves after all is read again, see :mod:`ftrun.data.trial`. A dataset whose samples
             depend on none is asked for a whole batch by ``__getitems__``, if it has that and gives the same. Without
             sample seeds, random numbers come from the streams of whichever process loads the sample.

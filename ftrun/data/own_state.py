@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 # How far is looked: at so many objects, through so many others, and at the beginning of what holds many.
-_MOST, _DEPTH, _SOME = 500, 6, 20
+_MOST, _DEPTH, _SOME = 500, 10, 20
 _GENERATORS = (random.Random, np.random.Generator, np.random.BitGenerator, np.random.RandomState, torch.Generator)
 # Without a state, or with one that reading again doesn't change: where a file stands, for one.
 _PASSED = (
