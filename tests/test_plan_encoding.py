@@ -292,7 +292,7 @@ def test_where_many_lie_elsewhere_all_are_looked_at_anew() -> None:
 def test_texts_of_parts_that_are_gone_are_not_kept() -> None:
     encoding, text, planner = Encoding(), RecordText(), Planner(0, 1, None)
     for number in range(3):
-        encoded = encoding.encode({f"at{number}": {str(each): torch.ones(1) for each in range(9)}})
+        encoded = encoding.encode({f"at{number}": {str(each): torch.ones(1) for each in range(9)}, "note": 1})
         plan = planner.plan(encoded, {}, number)
         made = RankRecord(f"e1-s{number}", 0, number, None, None, encoded.tree, plan.entries, plan.pieces)
         assert text.to_bytes(made, encoded.settled) == made.to_bytes()

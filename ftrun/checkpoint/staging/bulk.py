@@ -46,7 +46,7 @@ class Ordered:
     words: Words
     names: Sequence[str]
     versions: Versions
-    memory: Sequence[torch.Tensor]
+    memory: Sequence[torch.UntypedStorage]
 
     def changed(self) -> set[str]:
         """Names of tensors that were written to since."""
@@ -112,7 +112,7 @@ class Bulk:
         words = Words(Picked(self._names, small.of), sources[small.of] + small.starts, small.sizes, turn)
         which = np.flatnonzero(trusted)
         versions = self._versions(which, alike, others)
-        memory = [alike.parts[number].detach() for number in self._watched.numbers]
+        memory = [alike.parts[number].untyped_storage() for number in self._watched.numbers]
         return Ordered(now, later, probes, words, Picked(self._names, which), versions, memory)
 
     def _versions(self, trusted: Any, alike: Alike, others: Mapping[int, torch.Tensor]) -> Versions:

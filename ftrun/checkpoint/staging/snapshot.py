@@ -91,7 +91,7 @@ def order(
         turn: number of the save.
         copies: those of the plan that this is about; None for all.
     """
-    kept: list[torch.Tensor] = []
+    kept: list[torch.UntypedStorage] = []
     target = memory.tensor(torch.uint8, 0, (memory.size,))
     orders = Orders(alive=(plan.copies if copies is None else copies, target, kept))
     number = 0
@@ -99,7 +99,7 @@ def order(
         every = moves(copy, memory)
         level = -1 if owned is None else _level(copy, orders, tensors, trust, owned)
         if level >= 0:  # read later, when the script may have given the tensor other memory (`x.data = y`)
-            kept.append(copy.tensor.detach())
+            kept.append(copy.tensor.untyped_storage())
         if level >= TRIALS:
             orders.late.add(copy.name)
             for move in every:
