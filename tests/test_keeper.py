@@ -110,7 +110,7 @@ def test_an_incomplete_set_of_an_earlier_epoch_is_dropped_and_a_complete_one_is_
     outcome = node.outcome(B)
     assert not outcome.committed
     assert outcome.reason == "rank 1 ended before its part was copied"
-    assert node.is_free(B)
+    eventually(lambda: node.is_free(B), what="a free slot")
     failed = [each for each in node.events() if isinstance(each, events.SaveFailed)]
     assert [each.error for each in failed] == [f"checkpoint {B} was not committed: {outcome.reason}"]
 
@@ -292,7 +292,7 @@ def test_storage_that_stays_away_ends_the_save_with_its_reason(nodes: Make) -> N
     outcome = node.outcome(A)
     assert not outcome.committed
     assert outcome.reason.endswith("(after 0.5 s)")
-    assert node.is_free(A)
+    eventually(lambda: node.is_free(A), what="a free slot")
 
 
 @pytest.mark.slow

@@ -63,17 +63,17 @@ def test_nodes_have_names_and_reach_each_other_until_they_are_cut() -> None:
     with Net(3) as net:
         echo(net, 1, 2, 3)
         assert net.node(2).run("hostname").strip() == "node2"
-        assert reaches(net, 1, "node2")
-        assert reaches(net, 2, "fd00:77::1")
+        assert reaches(net, 1, "node2", 5)
+        assert reaches(net, 2, "fd00:77::1", 5)
         net.cut(2)
         assert not reaches(net, 1, "node2")
         assert not reaches(net, 2, "node3")
-        assert reaches(net, 1, "node3")
+        assert reaches(net, 1, "node3", 5)
         net.heal(2)
         assert reaches(net, 1, "node2", 5)
         net.part([1], [2, 3])
         assert not reaches(net, 1, "node3")
-        assert reaches(net, 2, "node3")
+        assert reaches(net, 2, "node3", 5)
         net.heal_all()
         assert reaches(net, 3, "node1", 5)
     assert not leftovers(os.getpid())
@@ -82,7 +82,7 @@ def test_nodes_have_names_and_reach_each_other_until_they_are_cut() -> None:
 def test_one_way_is_lost_and_the_other_arrives() -> None:
     with Net(2) as net:
         echo(net, 1, 2)
-        assert reaches(net, 1, "node2")
+        assert reaches(net, 1, "node2", 5)
         net.cut_one_way(1, 2)
         # Neither can speak with the other, as each needs an answer; what 2 sends does arrive at 1.
         assert not reaches(net, 2, "node1")
@@ -119,7 +119,7 @@ def test_power_and_signals() -> None:
         assert not Path(f"/proc/{other.pid}").exists()
         node.power_on()
         echo(net, 2)
-        assert reaches(net, 1, "node2")
+        assert reaches(net, 1, "node2", 5)
 
 
 def test_nothing_is_left_when_the_test_is_killed(tmp_path: Path) -> None:
