@@ -92,14 +92,22 @@ def end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
+def child_of(pid: int) -> int | None:
+    """The first process that one has started and that still lives."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            return int(children[0])
+    return None
+
+
 def only_child(pid: int) -> int:
     """The process that a wrapper has forked, seen from here."""
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
-        with contextlib.suppress(FileNotFoundError):
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if children:
-                return int(children[0])
+        child = child_of(pid)
+        if child is not None:
+            return child
         time.sleep(0.002)
     raise RuntimeError(f"process {pid} has started nothing within {_SECONDS:g} s")
 
@@ -133,10 +141,22 @@ class Process:
                 start_new_session=True,
             )
         try:
-            self.pid = only_child(self._wrapper.pid)
+            self.pid = self._seen()
         except BaseException:
             end(self._wrapper)
             raise
+
+    def _seen(self) -> int:
+        """Its process id; the wrapper's where it was so short that it is over."""
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline and self.poll() is None:
+            child = child_of(self._wrapper.pid)
+            if child is not None:
+                return child
+            time.sleep(0.002)
+        if self.poll() is None:
+            raise RuntimeError(f"process {self._wrapper.pid} has started nothing within {_SECONDS:g} s")
+        return self._wrapper.pid
 
     def text(self) -> str:
         """What it has written so far."""
@@ -144,8 +164,9 @@ class Process:
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Send it a signal."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def stop(self) -> None:
         """Have it stand still."""
