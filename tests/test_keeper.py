@@ -577,6 +577,12 @@ def launcher(node: Node, fault: str = "") -> tuple[subprocess.Popen[str], int]:
     return process, pid
 
 
+def finishes(node: Node, pid: int) -> None:
+    """A keeper without a launcher does what is left to do, and ends with its tier."""
+    eventually(lambda: not node.tier.path.exists(), 20, "the end of the tier")
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+
+
 @pytest.mark.slow
 def test_it_outlives_a_launcher_that_is_killed_to_finish(nodes: Make) -> None:
     node = nodes(world=2)
@@ -588,8 +594,7 @@ def test_it_outlives_a_launcher_that_is_killed_to_finish(nodes: Make) -> None:
         process.wait(10)
         node.seal(A)
         node.seal(B, 1, ranks=(0,))
-        eventually(lambda: not node.tier.path.exists(), 20, "the end of the tier")
-        eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+        finishes(node, pid)
     finally:
         kill_tree(pid)
     assert node.committed() == [A]
@@ -606,8 +611,7 @@ def test_a_stopped_keeper_of_a_launcher_that_is_killed_finishes(nodes: Make) -> 
         node.seal(A)
         process.kill()
         process.wait(10)
-        eventually(lambda: not node.tier.path.exists(), 20, "the end of the tier")
-        eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+        finishes(node, pid)
     finally:
         kill_tree(pid)
     assert node.committed() == [A]

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from ftrun.launch.evidence.collect import Collector, Sources
 from ftrun.launch.failures import failure, symptoms
 from ftrun.launch.failures.kinds import Kind
 from ftrun.launch.filling import Filling
+from ftrun.launch.past import Past
 from ftrun.launch.record import Record
 from ftrun.launch.rounds import Rounds
 from ftrun.launch.timeline import Clock
@@ -66,7 +66,7 @@ class Director:
         self._collector = Collector(self._sources)
         limits = WatchLimits.from_config(plan.job.config.watch)
         self._watch = Watch(limits.of_a_part() if plan.shared_by_nodes else limits)
-        self._past = _Past()
+        self._past = Past()
         self._ranks: list[int] = []
         self._lost = 0
         self._made_a_step = False
@@ -369,33 +369,3 @@ class Director:
 def _lost_a_peer(error: ErrorRecord) -> bool:
     symptom = symptoms.of_exception(error.traceback or error.message, stepped=True)
     return symptom is not None and symptom.standing is symptoms.Standing.LOST_A_PEER
-
-
-class _Past:
-    """This launcher's failures and restarts so far."""
-
-    def __init__(self) -> None:
-        self.restarts = 0
-        self.streak = 0
-        self.streak_by_kind: Counter[Kind] = Counter()
-        self.failed_at: list[float] = []
-        self.earlier: list[tuple[str, int]] = []
-
-    def refill(self) -> None:
-        """There was progress: the budgets are full again."""
-        self.streak = 0
-        self.streak_by_kind.clear()
-
-    def knows(self, what: failure.Failure) -> bool:
-        """Whether this failure has come before, or one of the storage, which looks different each time."""
-        seen = any(fingerprint == what.fingerprint for fingerprint, _ in self.earlier)
-        return seen or (what.kind is Kind.STORAGE and self.streak_by_kind[Kind.STORAGE] > 0)
-
-    def add(self, what: failure.Failure, step: int | None, now: float, *, restart: bool) -> None:
-        self.failed_at.append(now)
-        if step is not None:
-            self.earlier.append((what.fingerprint, step))
-        if restart:
-            self.restarts += 1
-            self.streak += 1
-            self.streak_by_kind[what.kind] += 1
