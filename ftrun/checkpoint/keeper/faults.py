@@ -91,9 +91,10 @@ class Faults:
         with self._lock:
             number = self._passed[point] = self._passed.get(point, 0) + 1
             due = [each for each in self._faults if each.point == point and each.at <= number < each.at + each.count]
-            # Under the lock: a thread that is preempted here must not be overtaken by one that then passes for good.
+            # To this very thread, which would run on until another one woke up to stop the process; and under the
+            # lock: while it is preempted here, no other one passes for good.
             if any(fault.action == "stop" for fault in due):
-                os.kill(os.getpid(), signal.SIGSTOP)
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         for fault in due:
             _perform(fault)
 
