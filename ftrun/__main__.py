@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,8 @@ def main() -> None:
 def _workers_under_way(arguments: list[str]) -> contextlib.AbstractContextManager[Standbys | None]:
     if not arguments or arguments[0] in NOT_A_RUN:
         return contextlib.nullcontext()
+    # Imports make objects that stay: to look for garbage among them takes a tenth of the start. See supervise.
+    gc.disable()
     from ftrun.launch.standbys import early
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):

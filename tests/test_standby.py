@@ -142,7 +142,7 @@ def refused(standbys: Standbys, command: Command) -> str:
 
 EVERYTHING = """
     import os, sys  # nothing else before the look around
-    import builtins, signal, threading, random
+    import builtins, gc, signal, threading, random
     def fds():
         return {n: os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if int(n) < 400
                 and os.path.exists(f"/proc/self/fd/{n}")}
@@ -164,6 +164,7 @@ EVERYTHING = """
         "threads": [t.name for t in threading.enumerate()],
         "umask": os.umask(0o22), "nice": os.nice(0), "hooks": [str(sys.excepthook), str(sys.displayhook)],
         "session": os.getsid(0) == os.getpid() == os.getpgrp(), "parent": os.getppid(),
+        "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug(), len(gc.callbacks), gc.garbage],
         "recursion": sys.getrecursionlimit(), "trace": [sys.gettrace(), sys.getprofile()],
         "meta_path": [getattr(f, "__name__", type(f).__name__) for f in sys.meta_path],
         "hash": hash("x"), "child": os.popen("echo $MARK $$ > /dev/null; echo $MARK").read(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -66,6 +67,8 @@ def supervise(
     _keep_torch_quiet()
     family.adopt_orphans()
     agent.listen()
+    gc.freeze()  # all that the imports have made: no later collection need go through it
+    gc.enable()
     handler = getattr(settings.config, "event_log_handler", "null")
     close = True
     try:
