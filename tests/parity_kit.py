@@ -27,6 +27,8 @@ PROBE = (SCRIPTS / "parity_probe.py").read_text()
 
 _FOREIGN = ("FTRUN_", "PET_", "TORCH", "RANK", "LOCAL_", "WORLD_SIZE", "MASTER_", "LOGLEVEL", "OMP_", "NCCL_", "CUDA_")
 _TORCH_LINE = re.compile(r"^[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ \S+:\d+\] ?")
+# From torch's C++ code, with time and thread: whether a connection's name could be looked up, and the like.
+_NATIVE_LINE = re.compile(r"^\[[VDIWE]\d{4} \d\d:\d\d:\d\d\.\d+ \S+:\d+\] .*\n?", re.MULTILINE)
 _OMP_WARNING = re.compile(r"\*{30,}\nSetting OMP_NUM_THREADS.*?\*{30,}\n", re.DOTALL)
 _LAST_SCREEN = re.compile(r"^(?!ftrun )\S+  [^\w\s] \w.*\Z", re.DOTALL | re.MULTILINE)
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -231,7 +233,7 @@ def _finish(who: str, process: subprocess.Popen[bytes], home: Path, port: int, *
     seen = {path.stem: json.loads(plain(path.read_text())) for path in _reports(home)}
     logs = {plain(_named(path, home)): plain(_tidy(path)) for path in _logs(home)}
     # A file is read back without translation: a carriage return is part of what was said.
-    out, err = ((home / name).read_bytes().decode(errors="replace") for name in ("out", "err"))
+    out, err = (_NATIVE_LINE.sub("", (home / name).read_bytes().decode(errors="replace")) for name in ("out", "err"))
     return Outcome(code, plain(out), plain(err), seen, sorted(p.name for p in home.glob("seen/signal-*")), logs)
 
 
@@ -247,7 +249,7 @@ def _named(path: Path, home: Path) -> str:
 
 
 def _tidy(path: Path) -> str:
-    text = path.read_bytes().decode(errors="replace")
+    text = _NATIVE_LINE.sub("", path.read_bytes().decode(errors="replace"))
     if path.suffix != ".json":
         return text if path.parent.name.isdecimal() else "".join(sorted(text.splitlines(keepends=True)))
     message = json.loads(text)["message"]
