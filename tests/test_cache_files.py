@@ -332,6 +332,25 @@ def test_what_is_fetched_ahead_is_known_by_all_its_names(place: Place) -> None:
     eventually(lambda: files.counters().fills == len(names), 20)
 
 
+def test_files_that_are_never_read_do_not_stop_others_from_being_fetched_ahead(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftrun.data.cache import ahead
+
+    monkeypatch.setattr(ahead, "_SKIPPED", 0.05)
+    urls = [place.put(f"{number:03}", content(number, 50)) for number in range(3 * ahead.FILES)]
+    files = place.files()
+    files.prefetch(urls)
+    # A batch of a failed step, say: of each four, three are never read.
+    eventually(lambda: files.counters().fills >= ahead.FILES, 20)
+    for url in urls[3 : ahead.FILES : 4]:
+        read(files, url)
+    eventually(lambda: read(files, urls[ahead.FILES + 3]) and files.counters().fills > ahead.FILES + 16, 20)
+    for number in range(ahead.FILES + 7, len(urls), 4):
+        eventually(lambda number=number: files.has(urls[number]), 20)  # type: ignore[misc] # bound now
+        read(files, urls[number])
+
+
 def test_a_hint_of_one_file_starts_few_threads(place: Place) -> None:
     place.faults(latency=0.2)
     files = place.files()

@@ -266,6 +266,18 @@ def test_samples_that_take_long_are_read_once() -> None:
     assert all(dataset.seeds[index] == sample_seed(SEED, 0, index) for index in dataset.reads)
 
 
+def test_samples_that_are_slow_in_the_first_epoch_alone_are_tried_in_the_second() -> None:
+    dataset = Counting(seconds=0.003)
+    dataset.n = 60
+    loader = make(dataset=dataset, global_batch=BATCH, shuffle=False)
+    list(loader)
+    assert set(dataset.reads.values()) == {1}
+    dataset.seconds = 0.0
+    list(loader)
+    assert sum(count == 3 for count in dataset.reads.values()) == 16
+    assert dataset.seeds[59] == torch.initial_seed()
+
+
 class Holding(Counting):
     """Also holds something."""
 

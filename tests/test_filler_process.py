@@ -11,12 +11,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from cache_kit import content
 from conftest import eventually
 from filler_kit import SIZE, N, Remote, Urls, filler, loader, remote  # noqa: F401 - a fixture
 from torch.utils.data import Subset
 
 from ftrun.data.cache.files import CachedFiles
-from ftrun.data.filler import registering
+from ftrun.data.cache.remote import CHUNK
+from ftrun.data.filler import orders, registering
+from ftrun.data.filler.course import Course
+from ftrun.data.filler.filler import Filler
+from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.places import Pointer, put_json
 from ftrun.data.filler.plans import FillPlan
 from ftrun.data.filler.process import FillerProcess
@@ -66,7 +71,7 @@ def test_it_fetches_each_file_once_as_far_as_the_run_goes_and_ends_with_its_pare
         [sys.executable, "-c", SPAWN, str(told.directory.path)], env=os.environ | remote.environment
     )
     try:
-        eventually(lambda: len(remote.reads()) == 40, WAIT, "forty files")
+        eventually(lambda: len(list(remote.files().cached())) == 40, WAIT, "forty files, whole")
         pid = eventually(lambda: remote.shown(where.run_dir).get("pid"), WAIT, "a sign of life")
     finally:
         parent.kill()
@@ -78,6 +83,44 @@ def test_it_fetches_each_file_once_as_far_as_the_run_goes_and_ends_with_its_pare
     batch = next(iter(made))
     assert {f"f{number:04d}.bin" for number in batch.tolist()} == names(made, 0, 8, 16)
     assert max(remote.reads().values()) == 1
+
+
+def test_a_loader_whose_order_makes_no_sense_does_not_keep_others_waiting(remote: Remote) -> None:  # noqa: F811
+    urls, files = remote.fill(24), remote.files()
+    recipe = loader(Urls(urls, files)).recipe
+    course = Course(8, 1, (0,), lambda epoch: orders.computed(recipe, epoch))
+    lanes = [Lane(name, course, some, files, Bounds(), Position()) for name, some in (("a", urls[:2]), ("b", urls))]
+    made = Filler(2)
+    made.follow(lanes)
+    try:
+        eventually(lambda: len(remote.reads()) == 24, WAIT, "the other loader's files")
+    finally:
+        made.stop()
+
+
+def test_it_compares_large_files_of_an_earlier_run_with_their_checksums(
+    tmp_path: Path,
+    remote: Remote,  # noqa: F811
+) -> None:
+    large = content(7, CHUNK + 5)
+    urls = [*remote.fill(3), remote.put("large.bin", large), remote.put("sound.bin", large)]
+    before = remote.files()
+    for url in urls:
+        before.fetch(url)
+    once = remote.reads()
+    (victim,) = [each.path for each in before.cached() if each.url == urls[3]]
+    os.chmod(victim, 0o600)
+    with open(victim, "r+b") as file:
+        file.seek(CHUNK)
+        file.write(b"x")
+    remote.files().fetch(urls[3])  # training, which has no time for it
+    assert remote.reads() == once
+    made = loader(Urls(urls, remote.files()), global_batch=1)
+    told = registered(berth(tmp_path / "run"), made)
+    with filler(told.directory, remote):
+        eventually(lambda: remote.reads()["large.bin"] == 2 * once["large.bin"], WAIT, "another download")
+        eventually(lambda: made.dataset.files.has(urls[4]), WAIT, "the other one's turn")
+    assert remote.reads()["sound.bin"] == once["sound.bin"]
 
 
 # A parent that starts the filler as launchers do, and then only waits to be killed.
@@ -214,7 +257,8 @@ def test_two_runs_in_one_cache_don_t_mind_each_other(tmp_path: Path, remote: Rem
     first, second = registered(one, loader(dataset)), registered(other, loader(dataset, seed=4))
     assert first.directory != second.directory
     with filler(first.directory, remote), filler(second.directory, remote):
-        eventually(lambda: len(remote.reads()) == 32, WAIT, "all files")
+        # Whole: what is under way when one is killed, the other brings in once more.
+        eventually(lambda: len(list(remote.files().cached())) == 32, WAIT, "all files")
         eventually(lambda: remote.shown(one.run_dir) and remote.shown(other.run_dir), WAIT, "both")
     assert max(remote.reads().values()) == 1
     assert len(list((first.directory.pool.path / "urls").iterdir())) == 1

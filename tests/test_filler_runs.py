@@ -134,3 +134,41 @@ def test_without_a_launcher_the_first_rank_has_a_filler_that_ends_with_it(
     kill(started.process.pid)
     eventually(lambda: not psutil.pid_exists(pid), 5, "the filler's end")
     assert max(reads.values()) == 1
+
+
+PLAIN = """
+import sys, time
+from pathlib import Path
+import ftrun
+files = ftrun.CachedFiles(sys.argv[1], reserve_free=0)
+for number in range(6):
+    with files.open(f"{sys.argv[2]}/f{number:04d}.bin") as path:
+        path.read_bytes()
+Path("read").touch()
+while not Path("end").exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_only_opens_files_is_seen_during_the_run_and_after_it(
+    runner: Runner,
+    remote: Remote,  # noqa: F811
+) -> None:
+    remote.fill(12)
+    script = runner.cwd / "plain.py"
+    script.write_text(PLAIN)
+    with remote.files().open(f"{remote.remote}/f0011.bin"):  # what was there before the run is not its own
+        pass
+    started = runner.start("--nproc", "1", "--name", "run", str(script), str(remote.root), str(remote.remote))
+    run = runner.cwd / "runs" / "run"
+    eventually(lambda: (runner.cwd / "read").exists() and (run / "data" / "n0000.cache.json").exists(), 30, "reads")
+    cache = runner.json("status", "run", "--json")["data"]["cache"]
+    assert (cache["hits"], cache["misses"], cache["bytes"], cache["root"]) == (0, 6, 12_000, str(remote.root))
+    (runner.cwd / "end").touch()
+    assert started.wait().code == 0
+    with remote.files().open(f"{remote.remote}/f0010.bin"):
+        pass
+    after = runner.json("status", "run", "--json")["data"]["cache"]
+    assert (after["misses"], after["bytes"]) == (6, 12_000)
+    assert "0.0% of 6 reads hit" in runner.run("status", "run").out

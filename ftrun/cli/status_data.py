@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ftrun import events
 from ftrun.cli.ckpt_place import size_text
 from ftrun.config.units import format_duration
-from ftrun.data.filler.shown import Shown, of_run
+from ftrun.data.filler.shown import Shown, of_run, of_scripts
 from ftrun.goodput.data_wait import measure
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FETCHING = 0.5
 
 def data(run_dir: Path, records: Sequence[Record]) -> dict[str, Any] | None:
     """A run's data, as JSON has it; None where nothing is known of it."""
-    waited, shown = measure(records), of_run(run_dir) or _told(records)
+    waited, shown = measure(records), of_run(run_dir) or _of_scripts(run_dir, records)
     if waited is None and shown is None:
         return None
     document: dict[str, Any] = {
@@ -39,6 +39,14 @@ def data(run_dir: Path, records: Sequence[Record]) -> dict[str, Any] | None:
         "cache": shown.to_json() | {"used": _used(shown.root), "hit_rate": shown.hit_rate} if shown else None,
     }
     return document | {"hint": hint(document)}
+
+
+def _of_scripts(run_dir: Path, records: Sequence[Record]) -> Shown | None:
+    """Where no loader says it: as it is now, and once the run is over as the launcher has recorded it at its end."""
+    marks = (each.event for each in reversed(records) if isinstance(each.event, events.RunEnded | events.RunStarted))
+    if isinstance(next(marks, None), events.RunEnded):
+        return _told(records)
+    return of_scripts(run_dir) or _told(records)
 
 
 def _told(records: Sequence[Record]) -> Shown | None:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _SAMPLES = 16
 # Seconds: seeding doesn't count beside samples that take longer, and reading them twice would.
 _QUICK = 0.002
-# Batches among which one must be quick: the first opens files, and so may others.
-_BATCHES = 4
 # What tells the other seeds from the right ones: any bits, the last of each half among them.
 _OTHERWISE = 0xEECE66D5_DEECE66D
 
@@ -51,7 +49,6 @@ class Trial:
         self._drawn: list[Generator] = []
         self._left = _SAMPLES
         self._others: list[Any] = []  # of this batch's samples, what they were with other seeds
-        self._batches = _BATCHES
         self._quick = False
 
     @property
@@ -65,11 +62,13 @@ class Trial:
         return self._quick and not self.is_over
 
     def took(self, dataset: Any, seconds: float) -> None:
-        """Hear how long a sample took, on the average of a batch."""
+        """Hear how long a sample took, on the average of a batch.
+
+        Until one is quick, however late that is: a whole first epoch may have to wait for its files.
+        """
         self._quick = seconds < _QUICK
-        self._batches -= 1
         # Looked at now: it may have made a generator with its first sample.
-        if has_own_state(dataset) if self._quick else not self._batches:
+        if self._quick and has_own_state(dataset):
             self.give_up()
 
     def begin(self) -> None:

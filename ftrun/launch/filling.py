@@ -14,7 +14,7 @@ from ftrun.checkpoint.manifest import Manifest
 from ftrun.data.filler.places import Pointer, put_json
 from ftrun.data.filler.plans import Resume
 from ftrun.data.filler.process import FillerProcess
-from ftrun.data.filler.shown import of_run
+from ftrun.data.filler.shown import of_run, of_scripts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +94,8 @@ class Filling:
 
     def _tell(self) -> None:
         self._tell_at = time.monotonic() + _TELL
-        shown = of_run(self._plan.run_dir.path, self._node)
+        run_dir = self._plan.run_dir.path
+        shown = of_run(run_dir, self._node) or of_scripts(run_dir, self._node)
         if shown is None or self._log is None:
             return
         told = shown.event()

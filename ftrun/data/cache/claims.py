@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from dataclasses import dataclass
@@ -72,6 +73,10 @@ class Claim:
             if self.is_ours:
                 account.total -= os.fstat(self.descriptor).st_size
                 os.unlink(self.path)
+
+    def give(self) -> None:
+        """Let others have the file, which has got an object's name: whoever wants to read it must not wait for us."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Let go of the lock, for children that were forked meanwhile, too."""

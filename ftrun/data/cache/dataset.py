@@ -15,8 +15,6 @@ from ftrun.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ftrun.data.cache.leases import Lease
-
 
 _LEASES = 16
 """Files of a batch that are held at a time: each takes a descriptor."""
@@ -83,39 +81,43 @@ class CachedDataset(Dataset[Any]):
         return len(self.urls)
 
     def __getitem__(self, index: int) -> Any:
-        url = self.urls[index]
-        return self._decode(index, url, self.files.get(url))
+        with self.files.get(self.urls[index]) as path:
+            return self._sample(index, path)
 
-    def _decode(self, index: int, url: str, lease: Lease) -> Any:
+    def _sample(self, index: int, path: Path) -> Any:
         try:
-            with lease as path:
-                sample = self.decode(path)
+            sample = self.decode(path)
         except Exception as error:  # whatever decoding raises: it goes on its way with a note
-            error.add_note(f"sample {index} of the dataset: {url}")
+            error.add_note(f"sample {index} of the dataset: {self.urls[index]}")
             raise
         return sample if self.labels is None else (sample, self.labels[index])
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """A batch: what is missing of it is fetched side by side."""
         samples: list[Any] = []
-        leases: list[Lease | None] = []
         asked = False
-        try:
-            for place, index in enumerate(indices):
-                if place % _LEASES == 0:
-                    # Some at a time: what finds a file is in the processor's caches then, from which decode drives it.
-                    leases = [self.files.peek(self.urls[other]) for other in indices[place : place + _LEASES]]
-                lease = leases[place % _LEASES]
-                if lease is None and not asked:
-                    asked = True
-                    rest = (self.urls[other] for other in indices[place + 1 :])
-                    self.files.prefetch([other for other in rest if not self.files.has(other)])
-                samples.append(self[index] if lease is None else self._decode(index, self.urls[index], lease))
-        finally:
-            for each in leases:
-                if each is not None:
-                    each.release()
+        for first in range(0, len(indices), _LEASES):
+            # Some at a time: what finds a file is in the processor's caches then, from which decode drives it.
+            some = indices[first : first + _LEASES]
+            leases = self.files.peek([self.urls[index] for index in some])
+            try:
+                for index, lease in zip(some, leases, strict=True):
+                    if lease is not None:
+                        samples.append(self._sample(index, lease.path))
+                        continue
+                    if not asked:
+                        asked = True
+                        self._ask_for(indices[len(samples) + 1 :])
+                    samples.append(self[index])
+            finally:
+                for lease in leases:
+                    if lease is not None:
+                        lease.release()
         return samples
+
+    def _ask_for(self, indices: list[int]) -> None:
+        urls = [self.urls[index] for index in indices]
+        self.files.prefetch([url for url in urls if not self.files.has(url)])
 
 
 def _text(url: Any) -> Any:

@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun.data.cache import checking, eviction, past, settings
+from ftrun.data.cache import checking, eviction, past, settings, told
 from ftrun.data.cache.ahead import Ahead
+from ftrun.data.cache.hits import Hits
 from ftrun.data.cache.layout import Layout
-from ftrun.data.cache.leases import Lease, lease
-from ftrun.data.cache.names import suffix_of
 from ftrun.data.cache.node import Node, Plan, start, watch_forks
 from ftrun.data.cache.obtaining import Obtaining
 from ftrun.data.cache.pages import node_counters
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-    from ftrun.data.cache.names import Pointer
+    from ftrun.data.cache.leases import Lease
 
 _AHEAD = 4 << 30
 
@@ -104,13 +103,12 @@ class CachedFiles:
 
     def get(self, url: str) -> Lease:
         """As :meth:`open`, for those who release the lease themselves."""
-        url = local_path(url) or url
-        node = self._node or self._start()
-        return self._get_at_once(node, url) or self._get_slowly(node, url)
+        hits = self._hits or self._begun()
+        return hits.get(url) or self._get_slowly(local_path(url) or url, hits)
 
-    def peek(self, url: str) -> Lease | None:
-        """As :meth:`get`, but None where the file would have to be waited for."""
-        return self._get_at_once(self._node or self._start(), local_path(url) or url)
+    def peek(self, urls: Sequence[str]) -> list[Lease | None]:
+        """As :meth:`get` for some files, but None for those that would have to be waited for."""
+        return (self._hits or self._begun()).get_all(urls)
 
     def prefetch(self, urls: Iterable[str]) -> None:
         """Fetch these files in the background, in their order, a bounded way ahead of this process's reads.
@@ -122,14 +120,19 @@ class CachedFiles:
             self._start()
         self._ahead.follow(urls)
 
-    def fetch(self, url: str) -> Fetched:
+    def fetch(self, url: str, *, thorough: bool = False) -> Fetched:
         """Bring a file in without a lease.
+
+        Args:
+            url: of the file.
+            thorough: compare it with its checksum, too, however large it is, where it is here from before the run.
 
         Raises:
             RemoteError: the file isn't there, or isn't to be had.
         """
         url = local_path(url) or url
-        obtained = self._obtaining(self._node or self._start()).obtain(url)
+        obtaining = Obtaining(self._node or self._start(), self._since, self._patience.attempts, thorough)
+        obtained = obtaining.obtain(url)
         if obtained.kind == "bypassed":
             return Fetched("bypassed", "", obtained.size)
         assert obtained.pointer is not None
@@ -148,7 +151,8 @@ class CachedFiles:
         Returns:
             How many have changed. They are fetched again when they are used.
         """
-        node = self._node or self._start()
+        node, hits = self._node or self._start(), self._begun()
+        hits.forget()
         return checking.revalidate(node, [local_path(url) or url for url in urls], self._since)
 
     def cached(self) -> Iterator[CachedObject]:
@@ -223,54 +227,38 @@ class CachedFiles:
     def _prepare(self) -> None:
         """As a new process has it: nothing open."""
         self._node: Node | None = None
+        self._hits: Hits | None = None
         self._guard = threading.Lock()
         self._ahead = Ahead(self.fetch, min(_AHEAD, (self.limit or _AHEAD) // 4))
 
     def _start(self) -> Node:
         with self._guard:
             if self._node is None:
-                plan = Plan(self.root, self.limit, self._reserve, self._patience)
-                self._node = start(plan, self._remote)
-                watch_forks(self._node, self)
+                node = start(Plan(self.root, self.limit, self._reserve, self._patience), self._remote)
+                watch_forks(node, self)
                 # What was written before the machine went down may not have reached the disk: look at it again.
-                self._since = max(self._since, self._node.boot)
+                self._since = max(self._since, node.boot)
+                self._hits = Hits(node, self._since, self._ahead)
+                self._node = node  # last: other threads see it without the guard
+                told.tell(os.environ, node, self.limit)
             return self._node
+
+    def _begun(self) -> Hits:
+        self._start()
+        assert self._hits is not None
+        return self._hits
 
     def in_child(self) -> None:
         """Called in a forked child: what is open belongs to the parent."""
         self._remote.forget()
         self._prepare()
 
-    def _obtaining(self, node: Node) -> Obtaining:
-        return Obtaining(node, self._since, self._patience.attempts)
-
-    def _lease(self, node: Node, url: str, pointer: Pointer) -> Lease | None:
-        suffix = suffix_of(url)
-        try:
-            descriptor = lease(node.layout.object(pointer.key, suffix), pointer.size)
-        except OSError as error:
-            node.trouble(DiskTrouble(str(error)))
-            return None
-        if descriptor is None:
-            return None
-        return Lease(node.layout.object_path(pointer.key, suffix), pointer.key, descriptor, node.owner)
-
-    def _get_at_once(self, node: Node, url: str) -> Lease | None:
-        pointer = node.filling.pointer(url)
-        if pointer is None or pointer.checked < self._since:
-            return None
-        found = self._lease(node, url, pointer)
-        if found is not None:
-            node.page.add("hits")
-            self._ahead.read(url)
-        return found
-
-    def _get_slowly(self, node: Node, url: str) -> Lease:
-        began = time.monotonic()
+    def _get_slowly(self, url: str, hits: Hits) -> Lease:
+        node, began = self._start(), time.monotonic()
         try:
             for _ in range(3):  # what was brought in may be evicted before we have a lease on it
-                obtained = self._obtaining(node).obtain(url)
-                found = self._lease(node, url, obtained.pointer) if obtained.pointer else None
+                obtained = Obtaining(node, self._since, self._patience.attempts).obtain(url)
+                found = hits.lease(url, obtained.pointer) if obtained.pointer else None
                 if found is not None:
                     node.page.add("hits" if obtained.kind == "hit" and not obtained.waited else "misses")
                     return found

@@ -124,8 +124,6 @@ class Filling:
             with contextlib.suppress(DiskTrouble), OnTheDisk():  # what is left of it, the next sweep finds
                 ours.drop(self.books)
             raise
-        self.page.add("fills")
-        self.page.add("bytes", size)
         return pointer
 
     def _reserve(self, ours: Claim, size: int) -> None:
@@ -143,6 +141,10 @@ class Filling:
             account.total -= eviction.size_of(target)  # a broken one
             self.point(url, pointer)  # first: whoever finds no temporary file any more must find the object
             _rename(ours.path, target)
+            # At once: who is killed in between leaves a file that nobody has counted.
+            self.page.add("fills")
+            self.page.add("bytes", pointer.size)
+            ours.give()
         os.fchmod(ours.descriptor, 0o400)  # last: who takes over a temporary file must be able to write to it
 
     def _remember(self, url: str, pointer: Pointer) -> None:

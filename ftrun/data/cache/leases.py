@@ -21,8 +21,8 @@ _NOTED = 60.0
 """Seconds for which a use isn't noted again."""
 
 
-_PAUSES = (0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-"""Seconds between attempts at an object that is locked for a moment."""
+_PAUSES = (0.0002, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+"""Seconds between attempts at an object that is locked for a moment; the last ones for a machine that is overloaded."""
 
 _NO_OBJECT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 

@@ -31,8 +31,18 @@ class PackedStrings(Sequence[str]):
             encoded = text.encode("utf-8", "surrogateescape")
             data += encoded
             lengths += len(encoded).to_bytes(4, "little")
-        self._data: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-        self._ends: NDArray[np.int64] = np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64)
+        self._take(np.frombuffer(data, np.uint8), np.cumsum(np.frombuffer(lengths, "<u4"), dtype=np.int64))
+
+    def _take(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self._data, self._ends = data, ends
+        # NumPy makes objects of its own for a number or a slice: half of what reading a string would cost.
+        self._text, self._stops = data.data, ends.data
+
+    def __getstate__(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        return self._data, self._ends
+
+    def __setstate__(self, state: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> None:
+        self._take(*state)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -46,11 +56,11 @@ class PackedStrings(Sequence[str]):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = index.__index__()
         if number < 0:
-            number += len(self._ends)
-        if not 0 <= number < len(self._ends):
+            number += len(self._stops)
+        if not 0 <= number < len(self._stops):
             raise IndexError(f"index {index} of {len(self._ends)} strings")
-        start = self._ends[number - 1] if number else 0
-        return self._data[start : self._ends[number]].tobytes().decode("utf-8", "surrogateescape")
+        stops = self._stops
+        return str(self._text[stops[number - 1] if number else 0 : stops[number]], "utf-8", "surrogateescape")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PackedStrings):

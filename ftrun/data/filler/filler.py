@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ftrun.data.cache.refusals import RemoteError, RemoteFileMissing
+from ftrun.data.filler.chains import ChainCourse
 from ftrun.data.filler.outage import Outage
 from ftrun.data.filler.room import Room
 from ftrun.errors import FtrunError
@@ -57,10 +58,13 @@ class Filler:
 
     Args:
         threads: how many files are fetched at a time.
+        thorough: large files that are there from before the run are read and compared with their checksums, as small
+            ones are by whoever touches them first.
     """
 
-    def __init__(self, threads: int = THREADS) -> None:
+    def __init__(self, threads: int = THREADS, *, thorough: bool = False) -> None:
         self._threads = threads
+        self._thorough = thorough
         self._changed = threading.Condition()
         self._gate = threading.Lock()
         self._lanes: list[Lane] = []
@@ -87,6 +91,14 @@ class Filler:
         """A loader is there now."""
         with self._changed:
             if lane.move(position, steps_left):
+                self._changed.notify()
+
+    def learned(self, lane: Lane, mean: float) -> None:
+        """So many samples the loader's shards have, on the average, where nobody knows their lengths; 0 is no news."""
+        course = lane.course
+        if isinstance(course, ChainCourse) and course.is_news(mean):
+            with self._changed:
+                lane.take_course(course.with_mean(mean))
                 self._changed.notify()
 
     def stop(self) -> None:
@@ -126,13 +138,25 @@ class Filler:
                     _log.warning("ftrun: %s can't be fetched ahead: %s: %s", due.url, type(error).__name__, error)
                     self.tally.errors += 1
 
+    def _of_lane(self, lane: Lane, now: float) -> Due | None:
+        """What is due of a loader next; one whose order makes no sense is fetched ahead of no more."""
+        try:
+            due = lane.take(now)
+            if due is not None:
+                _ = due.url  # which it may not have
+        except Exception as error:  # of a list that a user's sampler has made, say: the other loaders must not suffer
+            _log.warning("ftrun: loader %r is not fetched ahead of: %s: %s", lane.name, type(error).__name__, error)
+            self._lanes = [each for each in self._lanes if each is not lane]
+            return None
+        return due
+
     def _take(self) -> Due | None:
         with self._changed:
             while not self._stopped:
                 now = time.monotonic()
                 # Of the loaders that want something the one that has least ahead.
                 for lane in sorted(self._lanes, key=lambda each: each.steps_ahead):
-                    due = lane.take(now)
+                    due = self._of_lane(lane, now)
                     if due is not None:
                         return due
                 self._changed.wait(_PAUSE if any(now < each.paused for each in self._lanes) else _LOOK)
@@ -147,10 +171,10 @@ class Filler:
             there = True
         if there:
             self.tally.there += 1
-            self._is_there(lane)
+            self._is_there(due)
             return None
         with self._changed:
-            lane.is_missing()
+            lane.is_missing(due)
         outage, room, mean = self._outage(url), self._rooms.get(str(lane.files.root)), lane.mean
         if room is None:
             return None
@@ -168,7 +192,7 @@ class Filler:
         files = lane.files
         used = 0
         try:
-            fetched = files.fetch(url)
+            fetched = files.fetch(url, thorough=self._thorough)
         except RemoteFileMissing as error:
             self.tally.missing += 1
             outage.well()
@@ -184,33 +208,36 @@ class Filler:
         else:
             outage.well()
             used = fetched.size if fetched.kind == "filled" else 0
-            self._brought(lane, fetched)
+            self._brought(due, fetched)
             if fetched.kind == "bypassed":
                 room.wait(_DISK)
         finally:
             room.correct(mean, used)
 
-    def _brought(self, lane: Lane, fetched: Any) -> None:
+    def _brought(self, due: Due, fetched: Any) -> None:
+        lane = due.lane
         with self._changed:
             first = lane.mean == 0
             lane.note(fetched.size)
             if first:
                 self._changed.notify_all()  # others waited to know how large files are
         if fetched.kind != "bypassed":
-            self._is_there(lane)
+            self._is_there(due)
         if fetched.kind == "filled":
             self.tally.fetched += 1
             self.tally.bytes += fetched.size
         elif fetched.kind == "hit":
             self.tally.there += 1
 
-    def _is_there(self, lane: Lane) -> None:
+    def _is_there(self, due: Due) -> None:
+        lane, now = due.lane, time.monotonic()
         with self._changed:
-            if not lane.warm.is_there():
-                return
-        evictions = lane.files.counters(node=True).evictions
+            is_stale = lane.seen.is_stale(now)
+        evictions = lane.files.counters(node=True).evictions if is_stale else 0
         with self._changed:
-            lane.warm.evictions_are(evictions)
+            if is_stale:
+                lane.seen.evictions_are(evictions, now)
+            lane.seen.is_there(due.sample)
 
     def _put_back(self, due: Due) -> None:
         with self._changed:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ftrun.data.filler.seen import Seen
 from ftrun.data.filler.urls import UrlIndex
-from ftrun.data.filler.warm import Warm
 from ftrun.data.position import Position
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _FIRST = 64
 """Files that are fetched before anybody knows how large they are."""
 _MANY = 3
+_OFTEN, _SELDOM = 8, 2
+"""Into how many parts what is ahead is divided, to look at one at a time; the other number where all is there."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Lane:
         self.steps_left: int | None = None
         self.pace = 0.0
         self.paused = 0.0
-        self.warm = Warm(len(urls))
+        self.seen = Seen(len(urls))
         self._bounds = bounds
         self._cursor = position
         self._queue: deque[Due] = deque()
@@ -98,6 +100,8 @@ class Lane:
         self._bytes = 0
         self._index: UrlIndex | None = None
         self._gone: set[int] = set()
+        self._rest: tuple[Position, Position] | None = None
+        self._is_known = False
         self._begin_at(position)
 
     @property
@@ -119,6 +123,11 @@ class Lane:
         """Steps until a file is read."""
         return self.course.distance(due.position, self.position) / self.course.global_batch
 
+    def rests_at(self, position: Position) -> bool:
+        """Whether nothing would be due if the training were there. The one method that asks for no lock."""
+        rest = self._rest
+        return rest is not None and rest[0] <= position < rest[1]
+
     def move(self, position: Position, steps_left: int | None) -> bool:
         """The training is there now; whether that is news. Backwards, everything is looked at again.
 
@@ -130,6 +139,8 @@ class Lane:
             steps_left = self.steps_left_from(position)
         news = (position, steps_left) != (self.position, self.steps_left)
         self.steps_left = steps_left
+        if news:
+            self._rest = None
         if position == self.position:
             return news
         if self.course.distance(position, self.position) < 0:
@@ -140,6 +151,13 @@ class Lane:
         if self.course.distance(self._cursor, position) < 0:
             self._cursor = position
         return True
+
+    def take_course(self, course: Way) -> None:
+        """What comes when is known better now: everything ahead is looked at again."""
+        self.course = course
+        self._rest = None
+        self._queue.clear()
+        self._begin_at(self.position)
 
     def steps_left_from(self, position: Position) -> int | None:
         """Steps from a position to the end of the run; None where nobody has said where that is."""
@@ -153,10 +171,12 @@ class Lane:
         if size:
             self._known += 1
             self._bytes += size
+            self._rest = None
 
-    def is_missing(self) -> None:
+    def is_missing(self, due: Due) -> None:
         """A file isn't in the cache."""
-        if self.warm.is_missing():
+        if self.seen.is_missing(due.sample):
+            self._rest = None
             self._queue.clear()
             self._begin_at(self.position)
 
@@ -168,6 +188,7 @@ class Lane:
             at: on the monotonic clock.
         """
         if due.failures < _MANY:
+            self._rest = None
             heapq.heappush(self._again, (at, due.epoch, due.place, due._replace(failures=due.failures + 1)))
 
     def gone(self, due: Due) -> None:
@@ -176,6 +197,7 @@ class Lane:
 
     def back(self, due: Due, until: float) -> None:
         """It can't be brought in before that time on the monotonic clock."""
+        self._rest = None
         self._queue.appendleft(due)
         self.paused = until
 
@@ -190,9 +212,7 @@ class Lane:
         while True:
             while self._queue:
                 due = self._queue.popleft()
-                if due.sample in self._gone or self.course.distance(due.position, self.position) < 0:
-                    continue
-                if not self.warm.passes_by():
+                if due.sample not in self._gone and self.course.distance(due.position, self.position) >= 0:
                     return due
             if not self._refill():
                 return None
@@ -202,7 +222,9 @@ class Lane:
         room = int(self._limit() - course.distance(self._cursor, self.position))
         # Not for a file at a time: orders are computed in blocks.
         block = course.block
-        if room < min(block, max(1, int(self._limit()) // 8)):
+        least = min(block, max(1, int(self._limit()) // (_SELDOM if self._is_known else _OFTEN)))
+        if room < least:
+            self._rest_for(least - room)
             return False
         stretch = course.stretch(self._cursor, min(room, block))
         if stretch is None:
@@ -211,6 +233,13 @@ class Lane:
         self._add(stretch)
         return True
 
+    def _rest_for(self, samples: int) -> None:
+        """Nothing is due before the training has come so much further, in this epoch."""
+        here = self.position
+        there = here.samples + samples
+        last = Position(here.epoch, there) if there < self.course.length(here.epoch) else Position(here.epoch + 1)
+        self._rest = None if self._again else (here, last)
+
     def _begin_at(self, position: Position) -> None:
         self._cursor = position
         stretch = self.course.under_way(position)
@@ -218,7 +247,10 @@ class Lane:
             self._add(stretch)
 
     def _add(self, stretch: Stretch) -> None:
-        pairs = zip(stretch.places.tolist(), stretch.indices.tolist(), strict=True)
+        if not len(stretch.indices):
+            return
+        wanted, self._is_known = self.seen.to_look_for(stretch.indices)
+        pairs = zip(stretch.places[wanted].tolist(), stretch.indices[wanted].tolist(), strict=True)
         self._queue.extend(Due(self, index, stretch.epoch, place) for place, index in pairs)
 
     def _limit(self) -> float:

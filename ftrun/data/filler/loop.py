@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from ftrun.data.cache.files import CachedFiles
 from ftrun.data.filler import orders, page
+from ftrun.data.filler.chains import shard_course
 from ftrun.data.filler.course import Course, Way
 from ftrun.data.filler.filler import Filler
 from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.plans import FillPlan, Resume, resumed
-from ftrun.data.filler.shards import ShardCourse
 from ftrun.data.filler.shown import Shown, baseline
 from ftrun.data.filler.urls import MappedUrls
 from ftrun.errors import FtrunError
@@ -55,7 +55,7 @@ class Loop:
         self._directory = directory
         self._life = life
         self._bounds = bounds or Bounds()
-        self._filler = Filler()
+        self._filler = Filler(thorough=True)
         self._baseline = baseline(directory)
         self._lanes: dict[Path, tuple[FillPlan, Lane]] = {}
         self._files: dict[str, CachedFiles] = {}
@@ -144,6 +144,7 @@ class Loop:
         told = page.read(self._directory.page(written.loader, written.attempt))
         if told is None:
             return None
+        self._filler.learned(lane, told.mean)
         was = Lane(written.loader, self._course(written), lane.urls, lane.files, self._bounds, told.position)
         was.steps_left = told.steps_left
         return was
@@ -175,7 +176,7 @@ class Loop:
 
     def _course(self, plan: FillPlan) -> Way:
         if plan.shards is not None:
-            return ShardCourse(plan.recipe, plan.shards, plan.world_size, plan.ranks)
+            return shard_course(plan.recipe, plan.shards, plan.world_size, plan.ranks)
 
         @lru_cache(maxsize=4)
         def computed(epoch: int) -> EpochOrder | None:
@@ -200,6 +201,8 @@ class Loop:
     def _look(self, now: float) -> None:
         for path, (plan, lane) in self._lanes.items():
             told = page.read(self._directory.page(plan.loader, plan.attempt))
+            if told is not None:
+                self._filler.learned(lane, told.mean)
             if told is None or self._told.get(path) == (lane, told.position, told.steps_left):
                 continue
             self._told[path] = lane, told.position, told.steps_left

@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ftrun.data.filler import orders
+from ftrun.data.filler.chains import shard_course
 from ftrun.data.filler.course import Course
 from ftrun.data.filler.filler import Filler
 from ftrun.data.filler.lane import Bounds, Lane
-from ftrun.data.filler.read_files import read_files
-from ftrun.data.filler.shards import ShardCourse
+from ftrun.data.filler.read_files import mean_length, read_files
 
 if TYPE_CHECKING:
     from ftrun.data.filler.course import Way
@@ -33,17 +33,26 @@ class Idle:
 
 
 class OwnFiller:
-    """Threads that fetch ahead of one loader, and end with it."""
+    """Threads that fetch ahead of one loader, and end with it.
 
-    def __init__(self, lane: Lane) -> None:
+    Args:
+        lane: what is fetched.
+        source: of the loader.
+    """
+
+    def __init__(self, lane: Lane, source: Any) -> None:
         self._lane = lane
+        self._source = source
         self._filler = Filler(THREADS)
         self._filler.follow([lane])
         weakref.finalize(self, _stop, self._filler, os.getpid())
 
     def at(self, position: Position) -> None:
         """The committed position is this now."""
-        self._filler.moved(self._lane, position, None)
+        self._filler.learned(self._lane, mean_length(self._source))
+        # Else threads would be woken at each step, and take turns with the training for the interpreter.
+        if not self._lane.rests_at(position):
+            self._filler.moved(self._lane, position, None)
 
 
 def _stop(filler: Filler, pid: int) -> None:
@@ -64,13 +73,14 @@ def own_filler(loader: Any) -> OwnFiller | Idle:
     # Of its own: what the training process has open belongs to its reads.
     own = type(files).from_spec(files.spec())
     most = Bounds().bytes if files.limit is None else max(1, files.limit // 2)
-    return OwnFiller(Lane("own", _course(loader, found), found.urls, own, Bounds(_SAMPLES, most), loader.position))
+    lane = Lane("own", _course(loader, found), found.urls, own, Bounds(_SAMPLES, most), loader.position)
+    return OwnFiller(lane, loader.source)
 
 
 def _course(loader: Any, found: ReadFiles) -> Way:
     recipe, share = loader.recipe, loader.share
     if found.shards is not None:
-        return ShardCourse(recipe, found.shards, share.world_size, (share.rank,))
+        return shard_course(recipe, found.shards, share.world_size, (share.rank,))
 
     @lru_cache(maxsize=4)
     def computed(epoch: int) -> EpochOrder | None:

@@ -20,7 +20,9 @@ _MAGIC = 0x31474150_4C494654  # TFILPAG1
 _SIZE = 64
 _BITS = 40
 """For the samples of an epoch: a million millions. What is left is for epochs."""
-_POSITION, _LEFT, _BEATS = 1, 2, 3
+_POSITION, _LEFT, _BEATS, _MEAN = 1, 2, 3, 4
+_PARTS = 1024
+"""Of a sample, in which an average is held."""
 
 
 class Told(NamedTuple):
@@ -30,11 +32,13 @@ class Told(NamedTuple):
         position: the committed one.
         steps_left: that the run will still make; None where nobody knows.
         at: when it was written, in seconds since 1970.
+        mean: samples of a shard, on the average, where lengths aren't known; 0 where that isn't, either.
     """
 
     position: Position
     steps_left: int | None
     at: float
+    mean: float = 0.0
 
 
 class Page:
@@ -55,9 +59,10 @@ class Page:
         self.write(position, None)
         self._numbers[0] = _MAGIC
 
-    def write(self, position: Position, steps_left: int | None) -> None:
+    def write(self, position: Position, steps_left: int | None, mean: float = 0.0) -> None:
         """Say how far it is."""
         numbers = self._numbers
+        numbers[_MEAN] = int(mean * _PARTS)
         numbers[_LEFT] = -1 if steps_left is None else steps_left
         numbers[_POSITION] = position.epoch << _BITS | position.samples
         numbers[_BEATS] = time.time_ns()
@@ -76,4 +81,4 @@ def read(path: Path) -> Told | None:
         return None
     packed, left = numbers[_POSITION], numbers[_LEFT]
     position = Position(packed >> _BITS, packed & (1 << _BITS) - 1)
-    return Told(position, left if left >= 0 else None, numbers[_BEATS] / 1e9)
+    return Told(position, left if left >= 0 else None, numbers[_BEATS] / 1e9, numbers[_MEAN] / _PARTS)

@@ -67,7 +67,8 @@ class FillPlan:
             ranks = tuple(map(int, fields.pop("ranks")))
             shards = fields.pop("shards", None)
             if shards is not None:
-                shards = ShardFiles(*(tuple(map(int, shards[name])) for name in ("files", "lengths")))
+                files, lengths = shards["files"], shards["lengths"]
+                shards = ShardFiles(tuple(map(int, files)), None if lengths is None else tuple(map(int, lengths)))
             return cls(recipe=recipe, position=position, ranks=ranks, shards=shards, **fields)
         except (TypeError, ValueError, KeyError):
             return None

@@ -15,7 +15,7 @@ from ftrun.data.filler import orders
 from ftrun.data.filler.page import Page
 from ftrun.data.filler.places import FillDir, Pointer, Pool, put_json
 from ftrun.data.filler.plans import FillPlan
-from ftrun.data.filler.read_files import read_files
+from ftrun.data.filler.read_files import mean_length, read_files
 from ftrun.data.filler.shown import Shown, baseline
 from ftrun.data.filler.urls import pack, store
 from ftrun.data.order import TORCH, order_of
@@ -103,7 +103,7 @@ class Registered:
         self._position = position
         page = self._page
         if page is not None:
-            page.write(position, self._steps_left)
+            page.write(position, self._steps_left, self._mean())
             if self._written and position.epoch != self._orders_of and position.samples:
                 self._write_orders_beside(position.epoch)
 
@@ -111,7 +111,11 @@ class Registered:
         """The run will make so many more steps with this loader; None where nobody knows."""
         self._steps_left = steps_left
         if self._page is not None:
-            self._page.write(self._position, steps_left)
+            self._page.write(self._position, steps_left, self._mean())
+
+    def _mean(self) -> float:
+        loader = self.loader if self._shards is not None else None
+        return 0.0 if loader is None else mean_length(loader.source)
 
     def withdraw(self) -> None:
         """Nobody will read with this loader any more: nothing is fetched for it from now on. Any thread, any moment."""
@@ -182,7 +186,7 @@ class Registered:
         if self._is_withdrawn:  # meanwhile
             self._remove()
         self._page = page
-        page.write(self._position, self._steps_left)
+        page.write(self._position, self._steps_left, self._mean())
         self._drop_old(directory)
 
     def _drop_old(self, directory: FillDir) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ftrun.data.iterable.layout import Layout
     from ftrun.data.position import Recipe
 
 SHUFFLED = "shuffled-shards-v1"
@@ -36,11 +37,11 @@ class ShardFiles:
 
     Attributes:
         files: how many files each shard has; they are numbered through, shard by shard.
-        lengths: samples in each shard.
+        lengths: samples in each shard; None where nobody knows them.
     """
 
     files: tuple[int, ...]
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] | None
 
 
 class _Uses(NamedTuple):
@@ -57,6 +58,19 @@ class _Uses(NamedTuple):
     ends: NDArray[np.int64]
 
 
+def lanes_of(made: Layout, global_batch: int, world_size: int, ranks: tuple[int, ...]) -> list[int]:
+    """The lanes that some ranks read."""
+    if len(set(ranks)) >= world_size:
+        return list(range(made.lanes))
+    taken = (
+        part.lane
+        for batch in range(made.groups)
+        for rank in ranks
+        for part in parts(made, global_batch, batch, Share(rank, world_size))
+    )
+    return sorted(set(taken))
+
+
 class ShardCourse:
     """The way through a dataset in shards; see :class:`ftrun.data.filler.course.Way`.
 
@@ -71,6 +85,7 @@ class ShardCourse:
         self.global_batch = recipe.global_batch
         self.world_size, self.ranks = world_size, ranks
         self._recipe, self._files = recipe, shards.files
+        assert shards.lengths is not None
         self._lengths = np.asarray(shards.lengths, dtype=np.int64)
         self._firsts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(shards.files, dtype=np.int64)])
         self._usable = int(self._lengths.sum()) // recipe.global_batch * recipe.global_batch
@@ -128,23 +143,12 @@ class ShardCourse:
         plan = Plan(recipe.global_batch, recipe.seed, recipe.order == SHUFFLED, epoch)
         ways = lanes(plan, count, self._lengths)
         assert isinstance(ways, Spans)
-        found = sorted(use for lane in self._lanes(ways) for use in self._of_lane(ways, lane))
+        found = sorted(use for lane in self._lanes(ways.layout) for use in self._of_lane(ways, lane))
         table = np.array(found, dtype=np.int64).reshape(-1, 3)
         return _Uses(table[:, 2], table[:, 0], table[:, 1])
 
-    def _lanes(self, ways: Spans) -> list[int]:
-        """Those that this node's ranks read."""
-        made = ways.layout
-        if len(set(self.ranks)) >= self.world_size:
-            return list(range(made.lanes))
-        shares = [Share(rank, self.world_size) for rank in self.ranks]
-        taken = (
-            part.lane
-            for batch in range(made.groups)
-            for share in shares
-            for part in parts(made, self.global_batch, batch, share)
-        )
-        return sorted(set(taken))
+    def _lanes(self, made: Layout) -> list[int]:
+        return lanes_of(made, self.global_batch, self.world_size, self.ranks)
 
     def _of_lane(self, ways: Spans, lane: int) -> Iterator[tuple[int, int, int]]:
         """Begin, end and number of each file that a lane reads."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ftrun import events
+from ftrun.data.cache import told
 from ftrun.data.cache.records import Counters
 from ftrun.data.filler.places import FillDir, Pointer, read_json
 
@@ -122,6 +123,16 @@ def baseline(directory: FillDir) -> Counters:
         return Counters(**(read_json(directory.baseline) or {}))
     except TypeError:
         return Counters()
+
+
+def of_scripts(run_dir: Path, node: int = 0) -> Shown | None:
+    """What the cache has done since the run's scripts began to use it, whether a loader is registered or not.
+
+    None where they haven't, or did so on another machine. After the run it goes on to count what others do.
+    """
+    said = told.read(run_dir, node)
+    now = said.now() if said is not None else None
+    return None if said is None or now is None else Shown(root=said.root, limit=said.limit).counted(now, said.before)
 
 
 def of_run(run_dir: Path, node: int = 0) -> Shown | None:

@@ -76,6 +76,17 @@ class Book:
         """The marks of a lane, none where nothing is known."""
         return tuple(self._marks.get(lane, {}).values())
 
+    def mean_length(self) -> float:
+        """Samples of a shard, on the average of those that lanes have left behind; 0 where nobody knows.
+
+        Before that, twice what has been read of one: more than that may come. Any thread.
+        """
+        marks = [mark for marks in list(self._marks.values()) for mark in list(marks.values())]
+        turns = sum(mark.turn for mark in marks)
+        if turns:
+            return sum(mark.sample - mark.number for mark in marks) / turns
+        return 2.0 * max((mark.number for mark in marks), default=0)
+
     def keep(self, lanes: Iterable[int]) -> None:
         """Forget all other lanes."""
         kept = set(lanes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from ftrun.data.iterable.datasets import can_seek, shards_of
@@ -31,6 +32,8 @@ SHUFFLED = "shuffled-shards-v1"
 
 # How much the last batch counts in the time that a sample takes.
 _WEIGHT = 0.1
+_SHARE = 0.01
+"""Of the time, that may be spent on finding out how long shards are."""
 
 
 class ShardSource:
@@ -75,6 +78,7 @@ class ShardSource:
         self._committed, self._yielded = Book(), Book()
         self._fetcher: tuple[Any, ShardFetcher] | None = None
         self._said = False
+        self._mean = self._mean_due = 0.0
 
     def _length(self, epoch_samples: int | None) -> int | None:
         lengths = self.shards.lengths
@@ -235,6 +239,14 @@ class ShardSource:
     def commit(self) -> None:
         """The batch that was opened last counts."""
         self._committed.take(self._yielded)
+
+    def mean_length(self) -> float:
+        """Samples of a shard, on the average, where the dataset doesn't say; 0 where it does, or nobody knows yet."""
+        now = time.monotonic()
+        if self.shards.lengths is None and now >= self._mean_due:
+            self._mean = self._committed.mean_length()
+            self._mean_due = now + (time.monotonic() - now) / _SHARE
+        return self._mean
 
     def state(self) -> dict[str, Any] | None:
         """What this rank knows of its shards beyond the position; None where nothing is to be known."""

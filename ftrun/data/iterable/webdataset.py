@@ -2,6 +2,11 @@
 
 Each tar file is a shard. A pipeline is run for one file at a time, without the stages that split files by rank and
 worker, as that is the loader's part here. Shuffle buffers get a seed that belongs to the shard and the epoch.
+
+With an attribute ``files``, a :class:`ftrun.CachedFiles`, the tar files come through the node's cache::
+
+    pipeline = webdataset.WebDataset(urls, shardshuffle=False).decode("rgb")
+    pipeline.files = ftrun.CachedFiles()
 """
 
 from __future__ import annotations
@@ -10,13 +15,19 @@ import copy
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from ftrun.data.cache.remote import local_path
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
+    from ftrun.data.cache.files import CachedFiles
+
 _SPLITTERS = ("split_by_node", "split_by_worker", "single_node_only")
+_READERS = ("tar_file_expander", "group_by_keys", "tarfile_samples")
 _OWN = "ftrun.data.iterable.tar.TarShards reads the same files, resumes without skipping and knows epochs"
 
 
@@ -50,7 +61,11 @@ class Tars:
                 "loader goes on by itself, and epoch_samples= says how long an epoch is"
             )
         self._urls = list(source.urls)
+        self.files = _files_of(dataset, self._urls)
         self._stages = [each for each in dataset.pipeline[1:] if getattr(each, "__name__", "") not in _SPLITTERS]
+        self._named = max(
+            (place for place, each in enumerate(self._stages, 1) if _function(each) in _READERS), default=0
+        )
         self._dataset = dataset
         self.count = len(self._urls)
         if virtual_shards not in (None, self.count):
@@ -65,11 +80,68 @@ class Tars:
         piece = copy.copy(self._dataset)
         text = f"webdataset/{seed}/{epoch}/{shard}"
         own = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-        piece.pipeline = [[{"url": self._urls[shard]}], *(_seeded(each, own) for each in self._stages)]
+        stages = [_seeded(each, own) for each in self._stages]
+        if self.files is None:
+            piece.pipeline = [[{"url": self._urls[shard]}], *stages]
+        else:
+            cached = _Cached(self.files, self._urls[shard])
+            piece.pipeline = [cached.opened, *stages[: self._named], cached.named, *stages[self._named :]]
         return piece
 
+    def shard_urls(self, count: int) -> list[list[str]]:
+        """The file of each shard; see :func:`ftrun.data.filler.read_files.read_files`."""
+        assert count == self.count
+        return [[url] for url in self._urls]
+
     def expect(self, shard: int) -> None:
-        """See :meth:`ftrun.data.iterable.datasets.Shards.expect`: the package reads files in its own way."""
+        """See :meth:`ftrun.data.iterable.datasets.Shards.expect`: without a cache the package reads in its own way."""
+        if self.files is not None:
+            self.files.prefetch([self._urls[shard]])
+
+
+class _Cached:
+    """Stages of a pipeline: its one tar file, on the local disk for as long as it is read.
+
+    Args:
+        files: the cache.
+        url: of the file.
+    """
+
+    def __init__(self, files: CachedFiles, url: str) -> None:
+        self._files, self._url = files, url
+
+    def opened(self) -> Iterator[dict[str, str]]:
+        """What the package's stages that open files begin with."""
+        with self._files.open(self._url) as path:
+            yield {"url": str(path)}
+
+    def named(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Samples say where they came from: as they would without the cache."""
+        place = local_path(self._url)
+        for sample in samples:
+            if isinstance(sample, dict) and "__url__" in sample:
+                sample["__url__"] = self._url
+                if sample.pop("__local_path__", None) is not None and place is not None:
+                    sample["__local_path__"] = place
+            yield sample
+
+
+def _files_of(dataset: Any, urls: Sequence[Any]) -> CachedFiles | None:
+    files: CachedFiles | None = getattr(dataset, "files", None)
+    if files is None or not hasattr(files, "spec"):
+        return None
+    piped = [url for url in urls if str(url).startswith("pipe:")]
+    if piped:
+        raise UsageError(
+            f"{piped[0]!r}: the cache fetches files itself and runs no commands: give their own URLs (s3://..., "
+            "https://...), or leave the pipeline's attribute files out"
+        )
+    return files
+
+
+def _function(stage: Any) -> str:
+    """The name of what a stage calls."""
+    return str(getattr(getattr(stage, "f", None), "__name__", ""))
 
 
 def _seeded(stage: Any, seed: int) -> Any:
@@ -77,7 +149,7 @@ def _seeded(stage: Any, seed: int) -> Any:
     if type(stage).__name__ == "detshuffle":
         stage = copy.copy(stage)
         stage.seed, stage.epoch = seed, -1
-    elif getattr(getattr(stage, "f", None), "__name__", "") == "_shuffle":
+    elif _function(stage) == "_shuffle":
         stage = copy.copy(stage)
         stage.args = stage.args[:2]  # the size of the buffer and of its first filling; then comes a generator
         stage.kw = {**stage.kw, "rng": None, "seed": seed}

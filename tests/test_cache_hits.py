@@ -1,0 +1,113 @@
+"""What a process remembers of files that are there never stands between a reader and the right bytes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from cache_kit import Place
+
+from ftrun.data.cache import hits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ftrun.data.cache.files import CachedFiles
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def read(files: CachedFiles, url: str) -> bytes:
+    with files.open(url) as path:
+        return path.read_bytes()
+
+
+def test_an_object_that_went_is_fetched_again(place: Place) -> None:
+    url = place.put("a.bin", b"first")
+    files = place.files()
+    assert [read(files, url) for _ in range(2)] == [b"first"] * 2
+    assert place.files().make_room(1 << 62) > 0
+    for each in place.files().cached():
+        os.unlink(each.path)
+    assert files.peek([url]) == [None]
+    assert [read(files, url) for _ in range(2)] == [b"first"] * 2
+    assert place.requests() == ["a.bin"] * 2
+    shutil.rmtree(place.home / "o")
+    assert [read(files, url) for _ in range(2)] == [b"first"] * 2
+
+
+def test_an_object_that_is_damaged_is_fetched_again(place: Place) -> None:
+    url = place.put("a.bin", b"first")
+    files = place.files()
+    assert [read(files, url) for _ in range(2)] == [b"first"] * 2
+    (lies,) = files.cached()
+    os.chmod(lies.path, 0o600)
+    os.truncate(lies.path, 3)
+    assert read(files, url) == b"first"
+
+
+def test_a_run_that_asks_anew_notices_a_change(place: Place) -> None:
+    url = place.put("a.bin", b"first")
+    before = place.files()
+    read(before, url)
+    files = place.files()
+    assert [read(files, url) for _ in range(2)] == [b"first"] * 2
+    place.put("a.bin", b"second")
+    # The next run of the node has learned it: this one goes on with what it knows, as it does everywhere.
+    assert read(place.files(), url) == b"second"
+    assert read(files, url) == b"first"
+    files.revalidate([url])
+    assert read(files, url) == b"second"
+
+
+def test_a_name_is_remembered_as_it_is_given(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = place.remote / "a.bin"
+    path.write_bytes(b"here")
+    files = place.files()
+    monkeypatch.chdir(place.remote)
+    names = [str(path), f"file://{path}", "a.bin", "../remote/a.bin"]
+    assert [read(files, name) for name in names * 2] == [b"here"] * 8
+    assert files.counters().fills == 1
+    (place.remote / "other").mkdir()
+    (place.remote / "other" / "a.bin").write_bytes(b"there")
+    monkeypatch.chdir(place.remote / "other")
+    assert read(files, "a.bin") == b"there"
+
+
+def test_some_at_a_time_are_counted_one_by_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hits, "MOST", 4)
+    urls = [place.put(f"{number}.bin", bytes([number])) for number in range(10)]
+    files = place.files()
+    for url in urls[:8]:
+        files.fetch(url)
+    for _ in range(2):
+        leases = files.peek(urls)
+        assert [lease is None for lease in leases] == [False] * 8 + [True] * 2
+        for number, lease in enumerate(leases[:8]):
+            assert lease is not None
+            with lease as path:
+                assert path.read_bytes() == bytes([number])
+    counted = files.counters()
+    assert (counted.hits, counted.misses, counted.fills) == (16, 0, 8)
+
+
+def test_an_object_that_is_locked_for_a_while_is_waited_for(place: Place) -> None:
+    url = place.put("a.bin", b"first")
+    files = place.files()
+    files.fetch(url)
+    (lies,) = files.cached()
+    with open(lies.path, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as by whoever brought it in, and has no processor
+        release = threading.Timer(0.5, fcntl.flock, (held.fileno(), fcntl.LOCK_UN))
+        release.start()
+        assert read(files, url) == b"first"
+        release.join(10)
+    assert files.counters().bypasses == 0
+    assert place.requests() == ["a.bin"]
