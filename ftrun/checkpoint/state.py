@@ -57,6 +57,7 @@ class Alike:
         parts: what lies on this rank of each: of a DTensor its local part.
         addresses: of the memory of those.
         versions: how often torch has seen each part written to; None where one doesn't count.
+        memory: in which those parts lie; None where that is still to be asked for.
     """
 
     token: object
@@ -64,6 +65,7 @@ class Alike:
     parts: Sequence[torch.Tensor]
     addresses: Any
     versions: Sequence[int] | None
+    memory: Sequence[torch.UntypedStorage] | None = None
 
 
 def encode(value: object) -> Encoded:

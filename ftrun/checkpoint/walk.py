@@ -136,8 +136,7 @@ class Walk:
             refused.keys.append(key)
             raise
         if block and self._are_tensors(value.values(), first):
-            keys = (tuple(value), [*map(tuple, value.values())])
-            self.blocks[name] = Block(keys, nodes, self.names[first:], self.nodes[first:])
+            self.blocks[name] = Block(_keys_within(value), nodes, self.names[first:], self.nodes[first:])
         return nodes
 
     def _are_tensors(self, values: Collection[dict[Any, Any]], first: int) -> bool:
@@ -153,7 +152,7 @@ class Walk:
             return None
         given: list[Any] = []
         if of_dicts:
-            if block.keys != (tuple(value), [*map(tuple, value.values())]):
+            if block.keys != _keys_within(value):
                 return None
             given = [*itertools.chain.from_iterable(map(dict.values, value.values()))]
             if not self._kinds.issuperset(map(type, given)):
@@ -232,6 +231,12 @@ class Walk:
                 return False
             name_array(self.names[number], self.nodes[number])
         return True
+
+
+def _keys_within(value: dict[Any, dict[Any, Any]]) -> tuple[Any, ...]:
+    """The keys of a dict of dicts, and of those in it."""
+    within = value.values()
+    return tuple(value), [*map(len, within)], [*itertools.chain.from_iterable(within)]
 
 
 def _are_plain_keys(value: dict[Any, Any]) -> bool:

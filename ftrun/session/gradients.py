@@ -83,36 +83,37 @@ class _Used:
     """
 
     def __init__(self, gradients: list[torch.Tensor | None]) -> None:
-        self._places = {index: place for place, index in enumerate(_there(gradients))}
-        there = [each for each in gradients if each is not None]
-        self._references = [*map(weakref.ref, there)]
-        self._versions = _versions(there)
+        self._references = [_nothing if each is None else weakref.ref(each) for each in gradients]
+        numbers = [index for index, each in enumerate(gradients) if each is not None]
+        self._versions = dict(zip(numbers, _versions(_there(gradients)), strict=True))
 
     def are_all(self, gradients: list[torch.Tensor | None]) -> bool:
         """Whether every gradient that is there now was used, and has not been written to since. Fast."""
-        there = [each for each in gradients if each is not None]
+        there = _there(gradients)
         if not there:
             return True
-        if len(there) != len(self._references) or _there(gradients) != [*self._places]:
+        if len(there) != len(self._versions) or len(gradients) != len(self._references):
             return False
-        same = all(map(operator.is_, [each() for each in self._references], there))
-        return same and _versions(there) == self._versions
+        same = all(map(operator.is_, [each() for each in self._references], gradients))
+        return same and _versions(there) == [*self._versions.values()]
 
     def holds(self, index: int, gradient: torch.Tensor) -> bool:
         """Whether the gradient of one parameter was used, and has not been written to since."""
-        place = self._places.get(index)
-        if place is None or self._references[place]() is not gradient:
+        if index not in self._versions or self._references[index]() is not gradient:
             return False
-        return _versions([gradient]) == [self._versions[place]]
+        return _versions([gradient]) == [self._versions[index]]
+
+
+def _nothing() -> None:
+    """Stands for a gradient that isn't there."""
+
+
+def _there(gradients: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [each for each in gradients if each is not None]
 
 
 def _gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
     return [each.grad for group in optimizer.param_groups for each in group["params"]]
-
-
-def _there(gradients: list[torch.Tensor | None]) -> list[int]:
-    """Numbers of the parameters that have a gradient."""
-    return [index for index, each in enumerate(gradients) if each is not None]
 
 
 def _versions(gradients: list[torch.Tensor]) -> list[int]:

@@ -6,7 +6,8 @@ must fit with and without such a wrapper, so the level is left out of what is st
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,11 +22,41 @@ _SIGNS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 def clean_names(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """The names without the levels that wrappers add, by the names as they are."""
     names = list(names)
-    together = "\n".join(names)
-    if not any(sign in together for sign in _SIGNS):
+    if not may_have_levels(names):
         return dict(zip(names, names, strict=True))
     cleaned = {name: _clean(module, name) for name in names}
     return cleaned if len(set(cleaned.values())) == len(cleaned) else dict(zip(names, names, strict=True))
+
+
+def may_have_levels(names: Iterable[str]) -> bool:
+    """Whether one of some names looks as if a wrapper had put a level into it."""
+    together = "\n".join(names)
+    return any(sign in together for sign in _SIGNS)
+
+
+def module_state(module: torch.nn.Module, known: list[str] | None = None) -> Any:
+    """What a checkpoint holds of a module without its wrappers. Tensors are those of the module, parameters included.
+
+    Args:
+        module: the module.
+        known: names that are known to hold no level of a wrapper; the module's own are put in their place if so.
+    """
+    if type(module).state_dict is not torch.nn.Module.state_dict:
+        return module.state_dict()
+    # Detaching each would take a while for DTensors, and be done once more where the state is taken apart.
+    state = module.state_dict(keep_vars=True)
+    if known and known == [*state]:
+        return state
+    names = clean_names(module, state)
+    metadata = getattr(state, "_metadata", None)
+    if all(name == cleaned for name, cleaned in names.items()):
+        if known is not None and not may_have_levels(state):
+            known[:] = state
+        return state
+    clean = OrderedDict((names[name], item) for name, item in state.items())
+    if metadata is not None:
+        clean._metadata = metadata  # type: ignore[attr-defined]
+    return clean
 
 
 def parameter_names(module: nn.Module) -> dict[int, str]:

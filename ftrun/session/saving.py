@@ -211,7 +211,6 @@ class Saver:
                 f"rank {self._place.rank} found no empty slot in memory for {_SLOT_SECONDS:g} s: the snapshots before "
                 "are still being drained; `ftrun status` shows how far they are"
             )
-        slot.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return _Room(slot, self._arena.memory(slot, size, self._slots.idle()) if size else None)
 
     def _finish(
@@ -264,6 +263,7 @@ class Saver:
         )
         seal_slot(room.slot, room.memory, self._text.to_bytes(record, taken.settled), seal)
         ring(self._tier)
+        self._slots.look(room.slot)  # the training thread looks when this one is done
         if place.rank == 0:
             held = self._held if self._held is not None else time.monotonic() - save.began
             self._log.write(events.Saved(step=save.step, reason=save.reason, seconds=held, size=plan.size))

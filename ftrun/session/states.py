@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ftrun.session import optimizer_names, tracked
+from ftrun.session import module_names, optimizer_names, tracked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,7 @@ class States:
 
     def __init__(self) -> None:
         self._names: dict[str, optimizer_names.Names] = {}
+        self._clean: dict[str, list[str]] = {}
 
     def of(self, objects: Mapping[str, Any]) -> dict[str, Any]:
         """What a checkpoint holds of each object, by name and in their order. Copies no tensor.
@@ -31,7 +32,10 @@ class States:
             UsageError: an object returns no state.
         """
         modules = tracked.modules_of(objects)
-        states = {name: tracked.state_of(name, module, objects) for name, module in modules.items()}
+        states = {
+            name: module_names.module_state(module, self._clean.setdefault(name, []))
+            for name, module in modules.items()
+        }
         held = optimizer_names.Held(modules, states)
         for name, value in objects.items():
             if isinstance(value, torch.optim.Optimizer):

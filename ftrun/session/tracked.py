@@ -84,28 +84,13 @@ def state_of(name: str, value: Any, objects: Mapping[str, Any]) -> Any:
     """
     value = unwrapped(value)
     if isinstance(value, torch.nn.Module):
-        return _module_state(value)
+        return module_names.module_state(value)
     if isinstance(value, torch.optim.Optimizer):
         return optimizer_names.by_name(value.state_dict(), value, modules_of(objects))
     state = value.state_dict()
     if state is None:
         raise UsageError(f"ft.track({name}=...): {type(value).__name__}.state_dict() returned None; return the state.")
     return state
-
-
-def _module_state(module: torch.nn.Module) -> Any:
-    if type(module).state_dict is not torch.nn.Module.state_dict:
-        return module.state_dict()
-    # Detaching each would take a while for DTensors, and be done once more where the state is taken apart.
-    state = module.state_dict(keep_vars=True)
-    names = module_names.clean_names(module, state)
-    metadata = getattr(state, "_metadata", None)
-    if all(name == cleaned for name, cleaned in names.items()):
-        return state
-    clean = OrderedDict((names[name], item) for name, item in state.items())
-    if metadata is not None:
-        clean._metadata = metadata  # type: ignore[attr-defined]
-    return clean
 
 
 def restore(

@@ -15,7 +15,7 @@ import torch
 
 from ftrun.checkpoint import state
 from ftrun.checkpoint.dtensors import is_dtensor, parts_of
-from ftrun.checkpoint.plan.lying import Layout, Look, look, same_empty
+from ftrun.checkpoint.plan.lying import Guard, Layout, Look, look, same_empty
 from ftrun.checkpoint.refusals import Refused
 from ftrun.checkpoint.state import Alike, Encoded
 from ftrun.checkpoint.walk import Walk
@@ -53,6 +53,7 @@ class Encoding:
             return encoded
         seen = look(walk.given, parts)
         self._walk = before = _Before(walk, Layout.of(walk.given, parts, seen), encoded.tensors)
+        before.guard = Guard.of(walk.given, parts, seen.kinds)
         alike = before.alike(walk.given, parts, seen)
         return Encoded(encoded.tree, encoded.tensors, alike, _settled(walk))
 
@@ -68,7 +69,7 @@ class Encoding:
         if parts is None or walk.names != before.names or not walk.finished(before.bases):
             return None
         try:
-            seen = look(walk.given, parts)
+            seen = before.look(walk.given, parts)
         except RuntimeError:  # of what has no memory, or no strides
             return None
         if not before.is_as_it_was(walk.given, parts, seen):
@@ -109,17 +110,39 @@ class _Before:
         self.names = walk.names
         self.bases = walk.bases
         self.layout = layout
+        self.guard: Guard | None = None
         self._kept = [number for number, name in enumerate(walk.names) if name in stored]
         self._places = np.array(self._kept, dtype=np.int64)
         self._all = len(self._kept) == len(walk.names)
         self.numbers = {walk.names[number]: at for at, number in enumerate(self._kept)}
         self._token = object()
 
+    def look(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Look:
+        """What is seen of tensors, as many as then.
+
+        Raises:
+            RuntimeError: one of them has no address, or no strides.
+        """
+        if self.guard is None:
+            return look(given, parts)
+        try:
+            quick = self.guard.look(given, parts)
+        except RuntimeError:  # one of them doesn't count, and never will
+            self.guard = None
+            return look(given, parts)
+        if quick is not None:
+            return quick
+        seen = look(given, parts)
+        if seen.kinds == self.layout.kinds:  # strides of no consequence, or whether gradients are wanted
+            self.guard = Guard.of(given, parts, self.layout.kinds)
+        return seen
+
     def alike(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], seen: Look) -> Alike:
         """What tells others that nothing has changed since the walk."""
         versions = None if seen.versions is None else self._stored(seen.versions)
         starts = seen.starts if self._all else seen.starts[self._places]
-        return Alike(self._token, self._stored(given), self._stored(parts), starts, versions)
+        memory = None if seen.memory is None else self._stored(seen.memory)
+        return Alike(self._token, self._stored(given), self._stored(parts), starts, versions, memory)
 
     def _stored(self, of_all: Sequence[T]) -> Sequence[T]:
         """Of something about each tensor what is about those that have bytes of their own."""
@@ -134,7 +157,7 @@ class _Before:
             seen: what was seen of them.
         """
         layout = self.layout
-        if layout.kinds != seen.kinds or seen.negated:
+        if (layout.kinds is not seen.kinds and layout.kinds != seen.kinds) or seen.negated:
             return False
         moved = np.flatnonzero(seen.starts != layout.starts)
         if len(moved) > _MOVED or same_empty(given, layout.starts, layout.ends) != layout.empty:

@@ -11,7 +11,9 @@ import torch
 from ftrun.checkpoint.dtensors import specs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    _Check = Callable[..., bool]
 
 
 @dataclass(frozen=True)
@@ -24,12 +26,14 @@ class Look:
             equal for the same.
         negated: one of them has its negation pending.
         versions: how often each was written to; None where one doesn't count that.
+        memory: in which they lie; None where that wasn't asked for.
     """
 
     starts: Any
     kinds: tuple[Any, ...]
     negated: bool
     versions: list[int] | None
+    memory: list[torch.UntypedStorage] | None = None
 
 
 def look(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Look:
@@ -46,6 +50,83 @@ def look(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Look:
         return _look(given, parts, count=True)
     except RuntimeError:  # of one that was made in inference mode, and doesn't count
         return _look(given, parts, count=False)
+
+
+class Guard:
+    """Sees whether tensors are of the same kinds as once, wherever they lie now, with a call for many of them.
+
+    torch has that for compiled code: class, dtype, device, layout, shape and strides, and what is pending, without an
+    object for any of them. It is not public; where it is gone there is no guard, and where it says no, :func:`look` has
+    to look at each. It keeps no tensor alive.
+    """
+
+    def __init__(self, checks: list[_Check], kinds: tuple[Any, ...], again: dict[int, int]) -> None:
+        self._checks, self._kinds, self._again = checks, kinds, again
+
+    @classmethod
+    def of(cls, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], kinds: tuple[Any, ...]) -> Guard | None:
+        """A guard of tensors as they are; None where torch has none.
+
+        Args:
+            given: the tensors.
+            parts: what lies on this rank of each; plain tensors.
+            kinds: of what kinds they are, see :class:`Look`.
+        """
+        first: dict[int, int] = {}
+        for number, each in enumerate(parts):
+            first.setdefault(id(each), number)
+        # It takes no object twice: tied weights are.
+        again = {number: first[id(each)] for number, each in enumerate(parts) if first[id(each)] != number}
+        checks: list[_Check] = []
+        for start in range(0, len(parts), _TOGETHER):
+            check = _check_of(_once(parts[start : start + _TOGETHER], start, again))
+            if check is None:
+                return None
+            checks.append(check)
+        return cls(checks, kinds, again)
+
+    def look(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Look | None:
+        """What :func:`look` says of as many tensors as then, where they are of the same kinds; None where they aren't.
+
+        Raises:
+            RuntimeError: one of them doesn't count how often it was written to.
+        """
+        if any(parts[number] is not parts[other] for number, other in self._again.items()):
+            return None
+        if specs_of(given) != self._kinds[-1]:
+            return None
+        starts: list[int] = []
+        versions: list[int] = []
+        memory: list[torch.UntypedStorage] = []
+        # All of a tensor while the processor has it at hand: to fetch thousands again takes longer than the look.
+        for number, check in enumerate(self._checks):
+            start = number * _TOGETHER
+            some = parts[start : start + _TOGETHER]
+            if not check(*_once(some, start, self._again)):
+                return None
+            starts += [each.data_ptr() for each in some]
+            versions += [each._version for each in some]
+            memory += [each.untyped_storage() for each in some]
+        return Look(np.array(starts, dtype=np.uint64), self._kinds, False, versions, memory)
+
+
+_TOGETHER = 256
+
+
+def _once(parts: Sequence[torch.Tensor], start: int, again: Mapping[int, int]) -> Sequence[torch.Tensor]:
+    return [each for number, each in enumerate(parts, start) if number not in again] if again else parts
+
+
+def _check_of(tensors: Sequence[torch.Tensor]) -> _Check | None:
+    if any(each.is_neg() for each in tensors):
+        return None  # such a state is taken apart anew each time
+    try:
+        from torch._C._dynamo.guards import TensorGuards
+
+        check: _Check = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check if check(*tensors) else None
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _look(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, count: bool) -> Look:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ftrun.checkpoint.staging.cut import Cut
 from ftrun.checkpoint.staging.moves import SMALL, is_plain
-from ftrun.checkpoint.staging.runs import Picked, Runs, Words
+from ftrun.checkpoint.staging.runs import Picked, Runs, Words, grouped
 from ftrun.checkpoint.staging.trust import TRIALS, Versions, is_spread, local
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Bulk:
         self._owners = _Owners()
         self._watched = _Watched(np.zeros(0, dtype=np.int64), self)
         self._cut = Cut.of_all(self._sizes.tolist())
+        self._course: _Course | None = None
 
     def order(self, alike: Alike, owned: Owned | None, address: int, turn: int) -> Ordered | None:
         """What to do at a save; None where some tensors are on trial.
@@ -101,19 +102,41 @@ class Bulk:
         if (self._on_trial & mine).any():
             return None
         trusted = self._later & mine
-        parts = self._cut.at(trusted, turn)
+        course = self._course
+        if course is None or course.turn != turn or not np.array_equal(course.trusted, trusted):
+            course = self._course = self._at(trusted, turn)
         sources = alike.addresses[self._numbers] + self._shifts
-        targets = self._offsets + np.uint64(address)
-        now, probes, later = (
-            Runs(Picked(self._names, cut.of), targets[cut.of] + cut.starts, sources[cut.of] + cut.starts, cut.sizes)
-            for cut in (parts.now, parts.probes, parts.later)
+        now, probes, later = (each.runs(sources, address) for each in (course.now, course.probes, course.later))
+        small = course.small
+        words = Words(small.names, sources[small.of] + small.starts, small.sizes, turn)
+        versions = self._versions(course.which, alike, others)
+        memory = alike.memory
+        if memory is None:
+            memory = [alike.parts[number].untyped_storage() for number in self._watched.numbers]
+        return Ordered(now, later, probes, words, Picked(self._names, course.which), versions, memory)
+
+    def foresee(self, turn: int) -> None:
+        """Work out ahead of a save what doesn't depend on addresses, should the same tensors be trusted then.
+
+        Nothing else uses it meanwhile.
+        """
+        if self._course is not None and self._course.turn != turn:
+            self._course = self._at(self._course.trusted, turn)
+
+    def _at(self, trusted: Any, turn: int) -> _Course:
+        parts = self._cut.at(trusted, turn)
+        now, probes, later, small = (
+            _Part(
+                Picked(self._names, cut.of),
+                cut.of,
+                cut.starts,
+                cut.sizes,
+                self._offsets[cut.of] + cut.starts,
+                grouped(cut.sizes),
+            )
+            for cut in (parts.now, parts.probes, parts.later, parts.small)
         )
-        small = parts.small
-        words = Words(Picked(self._names, small.of), sources[small.of] + small.starts, small.sizes, turn)
-        which = np.flatnonzero(trusted)
-        versions = self._versions(which, alike, others)
-        memory = [alike.parts[number].untyped_storage() for number in self._watched.numbers]
-        return Ordered(now, later, probes, words, Picked(self._names, which), versions, memory)
+        return _Course(turn, trusted, np.flatnonzero(trusted), now, probes, later, small)
 
     def _versions(self, trusted: Any, alike: Alike, others: Mapping[int, torch.Tensor]) -> Versions:
         """Counters of what is moved later: of its part here, of the whole where that is spread, and of its owner."""
@@ -147,6 +170,55 @@ class Bulk:
         return mine, others
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Parts of tensors that are treated alike, side by side in arrays.
+
+    Attributes:
+        names: of their tensors.
+        of: number of each one's tensor.
+        starts: where they begin within their tensors, in bytes.
+        sizes: theirs, in bytes.
+        offsets: where they belong in the file.
+        groups: of them.
+    """
+
+    names: Picked
+    of: Any
+    starts: Any
+    sizes: Any
+    offsets: Any
+    groups: Sequence[slice]
+
+    def runs(self, sources: Any, address: int) -> Runs:
+        """What to move, with tensors and a slot at these addresses."""
+        targets = self.offsets + np.uint64(address)
+        return Runs(self.names, targets, sources[self.of] + self.starts, self.sizes, self.groups)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """What to do at a save, wherever the tensors lie.
+
+    Attributes:
+        turn: number of the save.
+        trusted: of each tensor whether it is moved later.
+        which: numbers of those.
+        now: parts of what is moved at once.
+        probes: parts that are moved at once, and looked at again.
+        later: all else.
+        small: those of ``later`` that are all of a tensor, or of a slice.
+    """
+
+    turn: int
+    trusted: Any
+    which: Any
+    now: _Part
+    probes: _Part
+    later: _Part
+    small: _Part
+
+
 class _Watched:
     """Which counters are read, as long as the same tensors are moved later."""
 
@@ -161,8 +233,9 @@ class _Watched:
 class _Owners:
     """Which of some tensors are objects that optimizers own.
 
-    The answer is taken from the save before where both sides are the same objects in the same order. They live while
-    they are compared, so that identities that were given to others since do no harm.
+    The answer is taken from the save before where both sides are the same objects in the same order, but for a few: a
+    random state is another tensor each time. Those of both sides live while they are compared, so that identities that
+    were given to others since do no harm.
 
     Attributes:
         are_all: no other tensor is owned.
@@ -170,20 +243,22 @@ class _Owners:
 
     def __init__(self) -> None:
         self.are_all = False
-        self._given: list[int] = []
+        self._given = np.zeros(0, dtype=np.int64)
         self._owned: list[int] = []
         self._identities: frozenset[int] = frozenset()
         self._answer = np.zeros(0, dtype=bool)
 
     def among(self, given: Sequence[torch.Tensor], owned: Owned) -> Any:
-        now = [*map(id, given)]
-        same = owned.objects == self._owned
-        if same:
+        now = np.array([*map(id, given)], dtype=np.int64)
+        if owned.objects == self._owned and len(now) == len(self._given):
             owned.identities = self._identities
-        if not same or now != self._given:
-            self._given, self._owned, self._identities = now, owned.objects, owned.identities
-            self._answer = np.array([each in owned.identities for each in now], dtype=bool)
-            self.are_all = owned.tensors <= frozenset(now)
+            differ = np.flatnonzero(now != self._given)
+            if not self._answer[differ].any() and self._identities.isdisjoint(now[differ].tolist()):
+                self._given = now
+                return self._answer
+        self._given, self._owned, self._identities = now, owned.objects, owned.identities
+        self._answer = np.array([each in owned.identities for each in now.tolist()], dtype=bool)
+        self.are_all = owned.tensors <= frozenset(now.tolist())
         return self._answer
 
 

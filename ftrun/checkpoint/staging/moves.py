@@ -26,8 +26,10 @@ LARGE = 2**20
 """Bytes from which a part of a tensor is a probe of it."""
 DEVICE_SLICE = 16 * 2**20
 """The same on a device, where each copy costs more to begin."""
-PROBES = 64
+PROBES = 256
 """Of everything that is moved later, one part in so many is moved at once too, and compared at the end."""
+PARTS = 64
+"""The same of what isn't contiguous, or on a device, where each part costs more."""
 
 _HEAD = 1024
 
@@ -137,8 +139,8 @@ def moves(copy: Copy, memory: SlotMemory) -> list[Move]:
 def split(move: Move, number: int, turn: int) -> tuple[list[Move], list[Move]]:
     """What to move at once to know later whether the source changed meanwhile, and what is left.
 
-    Over :data:`PROBES` saves every byte is moved at once in one of them. In each save a part of every tensor is, so
-    that what changes a tensor as a whole is seen at once.
+    Over :data:`PROBES` saves, or :data:`PARTS`, every byte is moved at once in one of them. In each save a part of
+    every tensor is, so that what changes a tensor as a whole is seen at once.
 
     Args:
         move: a movement.
@@ -151,7 +153,7 @@ def split(move: Move, number: int, turn: int) -> tuple[list[Move], list[Move]]:
         last = move.size if turn % PROBES == PROBES - 1 else first + part
         rest = [move.part(0, first), move.part(last, move.size)]
         return [move.part(first, last)], [each for each in rest if each.size]
-    if (number + turn) % PROBES == 0:
+    if (number + turn) % (PROBES if isinstance(move, Block) else PARTS) == 0:
         return [move], []
     if isinstance(move, Block) and move.size > _HEAD:
         return [move.part(0, _HEAD)], [move.part(_HEAD, move.size)]
@@ -192,7 +194,7 @@ def _strided(copy: Copy, memory: SlotMemory, least: int) -> Iterator[Move]:
     tensor = copy.tensor
     source = _words(tensor)
     target = _words(memory.tensor(tensor.dtype, copy.piece.offset, tuple(tensor.shape)))
-    parts = max(1, min(len(source), max(least, PROBES)))
+    parts = max(1, min(len(source), max(least, PARTS)))
     for part in range(parts):
         rows = slice(len(source) * part // parts, len(source) * (part + 1) // parts)
         yield Strided(copy.name, target[rows], source[rows])

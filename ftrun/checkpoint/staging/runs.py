@@ -55,20 +55,20 @@ class Runs:
         targets: addresses to move them to.
         sources: their addresses.
         sizes: their sizes.
+        groups: of them, see :func:`grouped`, where that is known.
     """
 
-    def __init__(self, names: Sequence[str], targets: Any, sources: Any, sizes: Any) -> None:
+    def __init__(
+        self, names: Sequence[str], targets: Any, sources: Any, sizes: Any, groups: Sequence[slice] | None = None
+    ) -> None:
         self._names = names
         self._targets, self._sources, self._sizes = targets, sources, sizes
+        self._groups = groups
 
     def tasks(self) -> list[Callable[[], None]]:
         """Work worth passing to another thread, none of much more than a slice."""
-        if not len(self._sizes):
-            return []
-        ends = np.cumsum(self._sizes)
-        slices = (ends - self._sizes) // SLICE  # by where a run begins
-        bounds = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(ends)]
-        return [partial(self._move, slice(*bound)) for bound in itertools.pairwise(bounds)]
+        groups = grouped(self._sizes) if self._groups is None else self._groups
+        return [partial(self._move, group) for group in groups]
 
     def changed(self) -> set[str]:
         """Names of those of which source and copy differ."""
@@ -82,6 +82,16 @@ class Runs:
     def _each(self, part: slice) -> Iterator[tuple[int, int, int]]:
         runs = (self._targets[part].tolist(), self._sources[part].tolist(), self._sizes[part].tolist())
         return zip(*runs, strict=True)
+
+
+def grouped(sizes: Any) -> list[slice]:
+    """Groups of runs that are worth passing to another thread, none of much more than a slice."""
+    if not len(sizes):
+        return []
+    ends = np.cumsum(sizes)
+    slices = (ends - sizes) // SLICE  # by where a run begins
+    bounds = [0, *(np.flatnonzero(np.diff(slices)) + 1).tolist(), len(ends)]
+    return [slice(*bound) for bound in itertools.pairwise(bounds)]
 
 
 class Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from ftrun.checkpoint.staging.work import remaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from ftrun.checkpoint.memory.arena import Arena
     from ftrun.checkpoint.memory.outcomes import Outcomes
@@ -73,7 +75,7 @@ class Slots:
         self._outcomes = outcomes
         self._when_busy = when_busy
         self._replaced = replaced
-        self._read: dict[int, tuple[bytes, str | None]] = {}
+        self._read: dict[int, tuple[tuple[int, ...], str | None]] = {}
         self._seen: dict[int, Held] = {}
 
     def may_save(self, besides: Slot | None = None) -> bool:
@@ -123,27 +125,51 @@ class Slots:
         self._replaced(attempt)
         return True
 
+    def look(self, slot: Slot) -> None:
+        """Read a seal that was just put, so that no save waits for that. Whoever calls it has no other call beside."""
+        self._sealed(slot)
+
     def _held(self, slot: Slot) -> Held:
         attempt = self._sealed(slot)
         if attempt is None:
             return Held()
-        draining = slot.is_marked(slot.draining, attempt)
-        over = slot.is_marked(slot.drained, attempt) or self._failed(attempt)
+        draining = _says(slot.draining, attempt)
+        over = _says(slot.drained, attempt) or self._failed(attempt)
         return Held(attempt, draining, over)
 
     def _sealed(self, slot: Slot) -> str | None:
         """The attempt that a slot is sealed for; None for none. A seal is taken apart once: training waits for this."""
         try:
-            content = read(slot.seal)
+            status = os.stat(slot.seal)
         except OSError:
             return None
-        if slot.number not in self._read or self._read[slot.number][0] != content:
-            self._read[slot.number] = content, _attempt_of(content)
-        return self._read[slot.number][1]
+        known = self._read.get(slot.number)
+        version = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_mode)
+        if known is None or known[0] != version:
+            try:
+                known = version, _attempt_of(read(slot.seal))
+            except OSError:
+                return None
+            self._read[slot.number] = known
+        return known[1]
 
     def _failed(self, attempt: str) -> bool:
         outcome = self._outcomes.get(attempt)
         return outcome is not None and not outcome.committed
+
+
+def _says(marker: Path, attempt: str) -> bool:
+    """:meth:`ftrun.checkpoint.memory.tier.Slot.is_marked` with as few calls as can be, for training waits."""
+    try:
+        descriptor = os.open(marker, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(descriptor, len(attempt) + 1) == attempt.encode()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _attempt_of(seal: bytes) -> str | None:
@@ -159,6 +185,7 @@ def empty(slot: Slot) -> None:
     Raises:
         OSError: it can't be taken away.
     """
-    make_directory(slot.directory)
+    if not os.path.isdir(slot.directory):
+        make_directory(slot.directory)
     for marker in (slot.seal, slot.draining, slot.drained):
         remove(marker)

@@ -137,6 +137,8 @@ class Stager:
             error = problem
         self._trust.distrust(torn)
         finish(torn, found, error)
+        if self._bulk is not None:  # the next save waits for this thread before it looks
+            self._bulk.foresee(self._turn + 1)
 
     def fence(self, *, by_step: bool) -> None:
         """Nothing under way reads live state any more. Quick when nothing is.
