@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ftrun.launch.standbys.standby import Standbys
 
-NOT_A_RUN = ("status", "cache", "ckpt", "config", "--help", "--version")
+NOT_A_RUN = ("status", "nodes", "cache", "ckpt", "config", "--help", "--version")
 """First words of command lines that start no workers."""
 
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 
-def start(module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start(
+    module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], inherits: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start ``python -m module`` in a session of its own, last in the queue for disks. SIGTERM is blocked there.
 
     Args:
@@ -25,6 +27,7 @@ def start(module: str, arguments: Sequence[str], log: Path, environment: Mapping
         arguments: for it.
         log: file that its output is appended to.
         environment: its variables.
+        inherits: descriptors that it gets, under the same numbers.
 
     Raises:
         OSError: it can't be started, or the log not be written.
@@ -40,7 +43,13 @@ def start(module: str, arguments: Sequence[str], log: Path, environment: Mapping
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=variables, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=variables,
+            start_new_session=True,
+            pass_fds=inherits,
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -47,6 +47,24 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True)
+class Met(Event):
+    """The nodes of the next attempt have met.
+
+    ``generation`` counts such rounds, the same on all nodes; ``nodes`` are host names in the order of their ranks,
+    ``node`` the rank of the one whose launcher writes this, with its ``host`` and ``pid``; ``reason`` is why a new
+    round was called, empty for the first.
+    """
+
+    kind: ClassVar[str] = "met"
+    generation: int
+    reason: str
+    nodes: list[str]
+    node: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
 class AttemptStarted(Event):
     """The worker group was started."""
 
@@ -227,6 +245,7 @@ KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
         RunStarted,
+        Met,
         AttemptStarted,
         Restored,
         StepsBegan,

@@ -8,6 +8,7 @@
       attempts/0003/n0000/r00005/    stdout.log stderr.log error.json pulse stacks.txt
       attempts/latest                link to the newest attempt
       postmortem/0003/               why an attempt failed: report.md failure.json, and copies of what ranks left
+      nodes.json                     what is known of each node across attempts
       control/                       requests, and scripted faults that have fired
       checkpoints/                   the default checkpoint root
 """
@@ -80,6 +81,11 @@ class RunDir:
     def attempts(self) -> Path:
         """One directory per attempt."""
         return self.path / "attempts"
+
+    @property
+    def nodes(self) -> Path:
+        """What is known of each node across attempts."""
+        return self.path / "nodes.json"
 
     def events(self, node: int = 0) -> Path:
         """The event file of a node."""

@@ -70,8 +70,9 @@ def room(name: str) -> str:
 
 # Which rooms a room may import, itself and the top level aside.
 MAY_IMPORT = {
-    "cli": {"config", "launch", "goodput", "checkpoint", "data"},
-    "launch": {"config", "goodput", "checkpoint", "data", "rendezvous"},
+    "cli": {"config", "launch", "goodput", "health", "checkpoint", "data"},
+    "launch": {"config", "goodput", "health", "checkpoint", "data", "rendezvous"},
+    "health": {"config"},
     "rendezvous": set(),
     "goodput": {"config"},
     "config": set(),
@@ -209,8 +210,9 @@ WITHOUT_TORCH = sorted(
         "ftrun.launch.options",
         "ftrun.launch.plan",
         "ftrun.launch.policy",
+        "ftrun.launch.remembering",
         "ftrun.launch.failures.failure",
-        *(name for name in MODULES if room(name) in ("config", "goodput", "cli", "top") and name != LOADER),
+        *(name for name in MODULES if room(name) in ("config", "goodput", "health", "cli", "top") and name != LOADER),
     }
 )
 

@@ -14,9 +14,10 @@ from ftrun.checkpoint.checksums import FileRecord
 from ftrun.checkpoint.keeper.commit import Ballot, Verdict, give_up, roll_forward
 from ftrun.checkpoint.keeper.decide import Known, Stage
 from ftrun.checkpoint.keeper.faults import Faults
-from ftrun.checkpoint.keeper.jobs import Jobs, Moved, Over, Waits
+from ftrun.checkpoint.keeper.jobs import Jobs
 from ftrun.checkpoint.keeper.local import LocalTier
 from ftrun.checkpoint.keeper.rate import Limiter
+from ftrun.checkpoint.keeper.results import Moved, Over, Waits
 from ftrun.checkpoint.keeper.scan import Scanner
 from ftrun.checkpoint.keeper.work import works
 from ftrun.checkpoint.layout import (
@@ -115,7 +116,7 @@ def test_giving_up_is_said_once_and_never_after_a_commit(tmp_path: Path) -> None
     give_up(root, A, 3, "again")
     assert json.loads(root.read(attempt_key(A, done_failed_json(3)))) == {"node": 3, "reason": "no room"}
     speak(root, A, 0, range(1), 1)
-    assert Ballot(root, A, NOBODY).look(leads=True) == Verdict(False, "node 3 gave up: no room")
+    assert Ballot(root, A, NOBODY).look(leads=True) == Verdict(False, "node 3 gave up: no room", given_up=True)
     speak(root, B, 0, range(1), 1)
     assert Ballot(root, B, NOBODY).look(leads=True) == Verdict(True, size=2)
     give_up(root, B, 0, "too late")

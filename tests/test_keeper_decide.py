@@ -13,8 +13,8 @@ from keeper_kit import a_seal, name_of
 from ftrun.checkpoint.keeper import book, scan
 from ftrun.checkpoint.keeper.decide import GONE, Action, Known, Stage, View, decide
 from ftrun.checkpoint.keeper.faults import Faults
-from ftrun.checkpoint.keeper.jobs import Waits
 from ftrun.checkpoint.keeper.rate import Limiter, Meter
+from ftrun.checkpoint.keeper.results import Waits
 from ftrun.checkpoint.keeper.votes import Split, absent, some, splits
 from ftrun.checkpoint.keeper.work import NodeWork, works
 from ftrun.checkpoint.memory.tier import Slot, Tier, put
@@ -104,6 +104,27 @@ def half(attempt: str, **changes: Any) -> Known:
         ),
         pytest.param(
             view(known(A, Stage.DONE, trouble="rank 3", troubled=39.0)), [("drop", A)], id="waited for a node"
+        ),
+        pytest.param(
+            view(known(OLD, Stage.DONE, trouble="rank 3", others=True, troubled=94.0)), [("settle", OLD)], id="others"
+        ),
+        pytest.param(
+            view(known(OLD, Stage.DONE, trouble="rank 3", others=True, troubled=41.0), closing=True, closed_for=5.0),
+            [("drop", OLD)],
+            id="others, who may be lost",
+        ),
+        pytest.param(
+            view(known(OLD, Stage.DONE, trouble="rank 3", others=True, troubled=41.0), closing=True, closed_for=4.0),
+            [("settle", OLD)],
+            id="others, who may have done it",
+        ),
+        pytest.param(
+            view(known(A, Stage.DONE, trouble="rank 3", others=True, troubled=94.0), closing=True, closed_for=9.0),
+            [("settle", A)],
+            id="others, who are at it",
+        ),
+        pytest.param(
+            view(known(A, Stage.DONE, trouble="epoch 6", stale=True, troubled=94.0)), [("drop", A)], id="left behind"
         ),
         pytest.param(view(unrolled=True), [("roll", "")], id="roll forward"),
         pytest.param(view(known(A, Stage.DONE), unrolled=True), [("settle", A)], id="roll forward later"),

@@ -92,6 +92,20 @@ def test_one_way_is_lost_and_the_other_arrives() -> None:
         assert reaches(net, 2, "node1", 5)
 
 
+def test_packets_take_their_time_and_are_lost() -> None:
+    with Net(2, slow=True) as net:
+        echo(net, 1, 2)
+        assert reaches(net, 1, "node2", 5)
+        assert reaches(net, 2, "fd00:77::1", 5)
+        net.weather(delay=0.3)
+        assert not reaches(net, 1, "node2", 0.5)  # there and back
+        assert reaches(net, 1, "node2", 10)
+        net.weather(loss=1.0)
+        assert not reaches(net, 1, "node2", 0.5)
+        net.weather()
+        assert reaches(net, 1, "node2", 10)
+
+
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 

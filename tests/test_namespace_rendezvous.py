@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -234,7 +235,9 @@ def test_the_host_is_lost_in_every_way_and_another_node_takes_over() -> None:
         assert [agents.process[number].wait() for number in (b, e)] == [0, 0]
 
 
-@pytest.mark.parametrize(("own_name", "where"), [("127.0.1.1", "node1:29400"), ("", "[fd00:77::1]:29400")])
+@pytest.mark.parametrize(
+    ("own_name", "where"), [("127.0.1.1", "node1:29400"), ("", "[fd00:77::1]:29400"), ("", "node1:29400")]
+)
 def test_names_that_mean_nothing_elsewhere(own_name: str, where: str) -> None:
     with Net(2, own_name=own_name) as net:
         agents = Agents(net, 2, 2, where=where)
@@ -247,3 +250,49 @@ def test_names_that_mean_nothing_elsewhere(own_name: str, where: str) -> None:
         agents.process[2].kill(signal.SIGUSR2)
         agents.process[1].kill(signal.SIGUSR2)
         assert [agents.process[number].wait() for number in (1, 2)] == [0, 0]
+
+
+def test_two_nodes_that_do_not_reach_each_other_are_named_and_one_waits_until_they_do() -> None:
+    with Net(3) as net:
+        net.cut_one_way(3, 2)
+        agents = Agents(net, 2, 3)
+        agents.start(1, 2, 3)
+        agents.until(lambda: agents.rounds(1))
+        in_it = agents.rounds(1)[-1]["members"]
+        assert in_it in (["node1", "node2"], ["node1", "node3"])
+        generation = agents.meet(*(int(name.removeprefix("node")) for name in in_it))
+        said = " ".join(each["text"] for each in agents.lines(1, "leader"))
+        assert "node3 can't reach node2 at 10.77.0.2:" in said
+        net.heal_all()
+        late = 5 - int(in_it[1].removeprefix("node"))
+        agents.meet(1, 5 - late, late, after=generation)
+
+
+@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="a slow net needs /dev/net/tun")
+def test_packets_that_take_their_time_or_are_lost_cost_no_round() -> None:
+    with Net(3, slow=True) as net:
+        net.weather(delay=0.02)
+        agents = Agents(net, 2, 3, "lost_timeout=3")
+        agents.start(1, 2, 3)
+        agents.until(lambda: agents.rounds(1))
+        order = [int(name.removeprefix("node")) for name in agents.rounds(1)[-1]["members"]]
+        generation = agents.meet(*order)
+        net.weather(delay=0.02, loss=0.2)
+        time.sleep(3.0)  # nothing is what should happen
+        assert not any(agents.lines(number, "disturbed") for number in order)
+        began = time.monotonic()
+        net.node(order[1]).power_off()
+        agents.meet(1, order[2], after=generation)
+        agents.stood_still("20 ms, a fifth of the packets lost, a node is powered off", began, 1, order[2])
+
+
+def test_many_agents_lose_one_and_then_their_host() -> None:
+    many = Path(__file__).parent / "namespaces" / "many.py"
+    env = {**os.environ, "PYTHONPATH": str(many.parents[2])}
+    command = (sys.executable, many, "24", "--steady", "0.1", "--both")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["what"] for each in said if "what" in each] == ["member", "host"]
+    for each in said[-2:]:
+        print(f"24 agents, a {each['what']} is lost: {each['last']} s")

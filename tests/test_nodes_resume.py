@@ -77,7 +77,7 @@ def test_what_lay_on_a_lost_node_alone_is_given_up_and_the_one_before_is_used(ru
     two.seal(later, [1], 1)
     one.keep()
     two.kill_keeper()  # with its node: what it hadn't drained is gone
-    shutil.rmtree(two.tier.path)
+    two.tier.remove()
     (begun,) = run.meet(one)
     assert begun.resume == str(older.name)
     assert f"checkpoint {later.name} is passed over: the part of rank 1 lies on no node that is here" in one.warned
@@ -109,7 +109,7 @@ def test_a_lost_node_that_had_done_its_part_loses_nothing(run: Run) -> None:
     root = one.rounds._root
     eventually(lambda: root.size(attempt_key(made.name, done_json(1))), 20, "the word of node 1")
     two.kill_keeper()
-    shutil.rmtree(two.tier.path)
+    two.tier.remove()
     (begun,) = run.meet(one)
     assert (begun.resume, begun.resume_sealed) == (str(made.name), False)
     assert one.warned == ""
@@ -206,7 +206,7 @@ def test_what_another_node_has_a_copy_of_is_not_lost(run: Run) -> None:
     copies = one.tier.copies
     eventually(lambda: [seal.rank for _, seal in copies.sealed()] == [1], 20, "the copy")
     two.kill_keeper()
-    shutil.rmtree(two.tier.path)
+    two.tier.remove()
     (begun,) = run.meet(one)
     assert (begun.resume, run.committed(), one.warned) == (str(made.name), [str(made.name)], "")
     root = one.rounds._root

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import os
 import select
 import socket
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from rendezvous_kit import SECONDS, eventually, meeting
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
@@ -29,79 +27,10 @@ from ftrun.errors import UsageError
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.handler import BACKEND, Excluded, Handler, register
 from ftrun.rendezvous.hosting import NotAdmitted
-from ftrun.rendezvous.line import Line, LineDown, Silent
+from ftrun.rendezvous.line import Line, settle
 from ftrun.rendezvous.model import Outcome, Phase, Terms
 from ftrun.rendezvous.round_store import RoundBroken
-from ftrun.rendezvous.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.distributed.elastic.rendezvous.api import RendezvousInfo
-
-SECONDS = 20.0
-
-# Several agents' stores live in one process here, which an agent never does, and now and then torch aborts it. The
-# nodes of test_namespace_rendezvous.py are processes.
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("FTRUN_TEST_RENDEZVOUS"), reason="torch may abort with so many stores: FTRUN_TEST_RENDEZVOUS=1"
-)
-
-
-def eventually(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
-
-
-class Meeting:
-    """Nodes that meet at a port of their own. The first one hosts."""
-
-    def __init__(self, least: int, most: int, **more: Any) -> None:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        self.settings = Settings(
-            endpoint.Endpoint("localhost", port),
-            "a-run",
-            Terms(least, most, last_call=0.2),
-            report=self.hear,
-            **{"join_timeout": SECONDS, **more},
-        )
-        self.said: list[str] = []
-        self.nodes: list[Handler] = []
-        self.pool = ThreadPoolExecutor(8)
-
-    def hear(self, text: str) -> None:
-        self.said.append(text)
-
-    def node(self, **more: Any) -> Handler:
-        first = {} if not self.nodes else {"is_host": False}
-        self.nodes.append(Handler(replace(self.settings, **{**first, **more})))
-        return self.nodes[-1]
-
-    def meet(self, *nodes: Handler) -> list[Future[RendezvousInfo]]:
-        return [self.pool.submit(each.next_rendezvous) for each in nodes]
-
-    def met(self, *nodes: Handler) -> list[RendezvousInfo]:
-        return [each.result(SECONDS) for each in self.meet(*nodes)]
-
-    def close(self) -> None:
-        for each in reversed(self.nodes):
-            each.shutdown()
-        self.pool.shutdown()
-
-
-@contextlib.contextmanager
-def meeting(least: int, most: int, **more: Any) -> Iterator[Meeting]:
-    nodes = Meeting(least, most, **more)
-    try:
-        yield nodes
-    finally:
-        nodes.close()
-    ours = [each.name for each in threading.enumerate() if each.name.startswith("ftrun-")]
-    assert not ours, "threads are left"
+from ftrun.rendezvous.wire import LineDown, Silent
 
 
 def test_nodes_meet_use_the_store_of_the_round_and_finish_together() -> None:
@@ -266,18 +195,20 @@ def test_an_excluded_node_leaves_and_the_others_go_on() -> None:
             b.next_rendezvous()
 
 
+@pytest.mark.slow
 def test_too_few_nodes_and_nobody_at_all() -> None:
-    with meeting(2, 2, join_timeout=3.0) as nodes:
-        with pytest.raises(RendezvousTimeoutError, match=r"1 of at least 2 nodes are here \(.*\) within 3 s"):
+    with meeting(2, 2, join_timeout=1.0) as nodes:
+        with pytest.raises(RendezvousTimeoutError, match=r"1 of at least 2 nodes are here \(.*\) within 1 s"):
             nodes.node().next_rendezvous()
         lonely = nodes.node(is_host=False, where=endpoint.Endpoint("localhost", 1))
-        with pytest.raises(RendezvousConnectionError, match=r"no rendezvous was reached at localhost:1 within 3 s"):
+        with pytest.raises(RendezvousConnectionError, match=r"no rendezvous was reached at localhost:1 within 1 s"):
             lonely.next_rendezvous()
         nameless = nodes.node(where=endpoint.Endpoint("nobody.invalid", 29400))
         with pytest.raises(RendezvousConnectionError, match=r"the name nobody\.invalid doesn't resolve"):
             nameless.next_rendezvous()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", ["nothing", "closes"])
 def test_something_else_at_the_endpoint(answers: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, meeting(1, 1, join_timeout=0.5) as nodes:
@@ -297,9 +228,9 @@ def test_something_else_at_the_endpoint(answers: str) -> None:
 
 def test_a_store_of_somebody_else_at_the_endpoint() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with meeting(1, 1, join_timeout=0.5) as nodes:
+    with meeting(1, 1, join_timeout=1.5) as nodes:
         node = nodes.node(where=endpoint.Endpoint("127.0.0.1", store.port))
-        with pytest.raises(RendezvousConnectionError, match="there is no rendezvous of ftrun at"):
+        with pytest.raises(RendezvousConnectionError, match=r"no answer within|connection is lost"):
             node.next_rendezvous()
 
 
@@ -349,6 +280,24 @@ def test_another_node_leads_when_the_host_is_gone(how: str) -> None:
         b.finished()
         c.finished()
         eventually(lambda: b.finished() and c.finished())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quorum", [True, False])
+def test_of_two_nodes_the_one_without_the_host_goes_on_where_it_was_told_to(quorum: bool) -> None:
+    with meeting(1, 2, join_timeout=3.0) as nodes:
+        nodes.settings = replace(nodes.settings, terms=Terms(1, 2, last_call=60.0, quorum=quorum))
+        a, b = nodes.node(), nodes.node()
+        nodes.met(a, b)
+        a._left = True  # it ends without a word
+        a.shutdown()
+        eventually(b.num_nodes_waiting)
+        if quorum:
+            with pytest.raises(RendezvousTimeoutError, match=r"more than half have to be \(--rdzv-conf quorum=0 lets"):
+                b.next_rendezvous()
+        else:
+            assert nodes.met(b)[0].world_size == 1
+            assert b.hosts
 
 
 def test_torch_finds_it_by_its_name() -> None:
@@ -461,7 +410,8 @@ def test_a_call_that_is_not_answered_ends_in_time_and_so_does_its_thread() -> No
     # A host that accepts a connection and says nothing.
     with pytest.raises(LineDown):
         Line("127.0.0.1", relay.port, "a-line", 0.8).open()
-    eventually(lambda: not lines())
+    assert settle(SECONDS)
+    assert not lines()
     relay.close()
 
 

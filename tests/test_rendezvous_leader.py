@@ -129,12 +129,33 @@ def test_a_newcomer_is_taken_in_behind_and_growth_can_be_held() -> None:
     desk = Desk(Terms(1, 3, last_call=0.1)).started("n1", "n2")
     assert desk.look(who("n3"), seconds=5, hold_growth=True) == []
     (called,) = desk.look()
-    assert called == Called(1, "host-n3 joins")
+    assert called == Called(1, "host-n3 joins", growth=True)
     desk.set(Phase.READY, "n1", "n2")
     (formed,) = desk.look()
     assert isinstance(formed, Formed)
     assert formed.round.reason == "host-n3 joins"
     assert members([formed]) == ["n1", "n2", "n3"]
+
+
+def test_some_that_come_one_after_the_other_call_one_round() -> None:
+    desk = Desk(Terms(1, 9, last_call=0.1, gather=0.25)).started("n1", "n2")
+    assert desk.look(who("n3"), seconds=0.2) == []
+    assert desk.look(who("n4"), seconds=0.2) == []
+    assert desk.look(seconds=0.15) == [Called(1, "host-n3 joins, host-n4 joins", growth=True)]
+    busy = Desk(Terms(1, 99, last_call=0.1, gather=0.25)).started("n1", "n2")
+    for number in range(3, 30):
+        busy.look(who(f"n{number}"), seconds=0.15)
+    assert [each.generation for each in busy.log if isinstance(each, Called)] == [1]  # not for ever
+
+
+def test_a_member_that_is_lost_while_others_leave_in_order_makes_it_urgent() -> None:
+    desk = Desk(Terms(1, 3, last_call=0.1)).started("n1", "n2")
+    assert desk.look(who("n3")) == [Called(1, "host-n3 joins", growth=True)]
+    desk.set(Phase.READY, "n1")
+    assert desk.look(seconds=0.5) == []
+    desk.silent.add("n2")
+    assert desk.look(seconds=1.2)[0] == Called(1, "host-n2 is lost")
+    assert members(desk.log)[-2:] == ["n1", "n3"]
 
 
 def test_nobody_is_taken_in_while_a_round_ends_or_begins() -> None:
@@ -146,7 +167,7 @@ def test_nobody_is_taken_in_while_a_round_ends_or_begins() -> None:
     assert young.leader.generation == 1
     assert young.look(who("n2"), seconds=1) == []  # n1 has not taken its round up
     young.run("n1")
-    assert young.look() == [Called(1, "host-n2 joins")]
+    assert young.look() == [Called(1, "host-n2 joins", growth=True)]
 
 
 def test_a_member_whose_workers_fell_calls_the_others() -> None:
@@ -166,7 +187,31 @@ def test_one_that_does_not_stop_in_time_is_left_out_and_may_come_back() -> None:
     desk.run("n1")
     assert desk.look(seconds=5) == []
     desk.set(Phase.READY, "n2")
-    assert desk.look() == [Called(2, "host-n2 joins")]
+    assert desk.look() == [Called(2, "host-n2 joins", growth=True)]
+
+
+def test_who_is_excluded_counts_for_no_majority_not_even_the_host() -> None:
+    desk = Desk(Terms(1, 2)).started("n1", "n2")
+    did = desk.look(excluded={"host-n1": "bad memory"})
+    assert did[1] == Called(1, "host-n1 is excluded", ("n1",))
+    last = Round(1, (who("n1"), who("n2")), "")
+    heir = Desk(Terms(1, 2))
+    heir.leader.inherit(last, "n1", ("n1",))
+    heir.look(who("n2"), seconds=0.1)
+    heir.set(Phase.READY, "n2", generation=1)
+    assert members(heir.look(seconds=0.2)) == ["n2"]
+
+
+def test_a_host_that_is_only_silent_is_given_the_time_to_stop() -> None:
+    last = Round(1, (who("n1"), who("n2"), who("n3")), "")
+    for silent, seconds in ((False, 0.1), (True, 0.35)):
+        heir = Desk(Terms(1, 3))
+        heir.leader.inherit(last, "n1", silent=silent)
+        heir.look(who("n2"), who("n3"))
+        heir.set(Phase.READY, "n2", "n3", generation=1)
+        found = heir.look(seconds=seconds)
+        assert bool(members(found)) is not silent
+        assert members([*found, *heir.look(seconds=0.2)]) == ["n2", "n3"]
 
 
 def test_a_lost_member_that_comes_back_is_a_newcomer() -> None:
@@ -179,7 +224,7 @@ def test_a_lost_member_that_comes_back_is_a_newcomer() -> None:
     desk.silent.clear()
     assert desk.look(seconds=3) == []  # it still has workers of the first round
     desk.set(Phase.READY, "n1")
-    assert desk.look() == [Called(2, "host-n1 joins")]
+    assert desk.look() == [Called(2, "host-n1 joins", growth=True)]
     desk.set(Phase.READY, "n2", "n3")
     assert members(desk.look()) == ["n2", "n3", "n1"]
 
@@ -334,6 +379,7 @@ class World:
         self.fresh: list[Who] = []
         self.rounds: list[Round] = []
         self.calls: list[int] = []
+        self.growing = False
         self.heard: dict[str, float] = {}
         self.maybe_lost: set[str] = set()
         self.over = False
@@ -360,7 +406,9 @@ class World:
                 self.rounds.append(action.round)
             elif isinstance(action, Called):
                 assert action.generation == (self.rounds[-1].generation if self.rounds else 0)
-                assert action.generation not in self.calls, "called twice"
+                again = [each for each in self.calls if each == action.generation]
+                assert len(again) <= (self.growing and not action.growth), "called twice"
+                self.growing = action.growth
                 self.calls.append(action.generation)
 
     def check(self, formed: Round) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.layout import epoch_key
 from ftrun.checkpoint.manifest import is_count, is_text
+from ftrun.checkpoint.memory.files import put
 from ftrun.checkpoint.memory.files import read as read_small
 from ftrun.checkpoint.sealed import UnsealedError, seal, unseal
 from ftrun.checkpoint.storage.base import UnreachableError, why
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.layout import Root
 
 _TRIES = 1000
+_TOLD = "epoch.json"
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,34 @@ def is_noted(root: Root, start: EpochRecord, *, launcher: bool = True) -> bool:
     return same and (not launcher or (noted.host, noted.pid) == (start.host, start.pid))
 
 
-def told(tier: Path) -> EpochRecord | None:
+@dataclass(frozen=True)
+class Told:
+    """What a memory tier was told of the start that runs now.
+
+    Attributes:
+        record: the start.
+        node: number of the node in it; None where nobody said.
+    """
+
+    record: EpochRecord
+    node: int | None
+
+
+def tell(tier: Path, record: EpochRecord, node: int | None = None) -> None:
+    """Tell the keeper of a memory tier which start runs now, and which number its node has in it.
+
+    Raises:
+        OSError: the tier can't be written.
+    """
+    put(tier / _TOLD, seal({**record.__dict__, "node": node}))
+
+
+def told(tier: Path) -> Told | None:
     """The start of which a memory tier was told; None where it can't be read."""
     try:
-        return EpochRecord(**unseal(read_small(tier / "epoch.json")))
+        document = unseal(read_small(tier / _TOLD))
+        node = document.pop("node", None)
+        return Told(EpochRecord(**document), node if is_count(node) else None)
     except (OSError, UnsealedError, TypeError):
         return None
 

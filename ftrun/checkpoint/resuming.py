@@ -87,7 +87,7 @@ def _snapshot(
     """The newest snapshot that can be used, and those that can't."""
     record = epochs.require_free_or_ours(root, run_id)
     start = epochs.told(tier.path)
-    if record is None or start is None or not epochs.is_noted(root, start):
+    if record is None or start is None or not epochs.is_noted(root, start.record):
         # Of an earlier run in the same place, which was deleted, or for all we know it is; keepers drop it.
         return None, {}
     bad = set(root.bad())

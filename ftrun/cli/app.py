@@ -73,13 +73,13 @@ def root(
     continues where it stopped. `ftrun status` says how the latest run is doing.
 
     `ftrun run --help` lists the launch options. Exit codes: 0 done, 2 usage, 75 stopped with a commit (run it again),
-    76 gave up, 128+n signal n, otherwise the code of the worker that failed first.
+    76 gave up, 86 this node was excluded, 128+n signal n, otherwise the code of the worker that failed first.
     """
 
 
 def main_commands() -> None:
     """Register the commands; each lives in a file of its own."""
-    from ftrun.cli import cache, ckpt, config, run, status
+    from ftrun.cli import cache, ckpt, config, nodes, run, status
 
     app.command(
         "run",
@@ -92,6 +92,7 @@ def main_commands() -> None:
     )(run.run)
     app.command("status")(status.status)
     app.add_typer(ckpt.app, name="ckpt")
+    app.add_typer(nodes.app, name="nodes")
     app.add_typer(cache.app, name="cache")
     app.add_typer(config.app, name="config")
 

@@ -31,6 +31,7 @@ from ftrun.config.fields import (
     Text,
     empty,
 )
+from ftrun.config.health import Health
 from ftrun.config.supervisor import Restart, Standby, Watch
 from ftrun.contract import AUTO, Fault
 
@@ -66,6 +67,8 @@ class Checkpoint(Section):
     """What becomes of a save while two others are on their way: skip it, wait, or replace the one not yet begun."""
     drain_limit: Size | None = None
     """Bytes a second that a node writes at most, so that checkpoints leave room on the network."""
+    peer_copies: int = Field(default=0, ge=0, le=1)
+    """How many other nodes keep a copy of each node's newest snapshots in memory, so that losing a node loses none."""
     keep: Keep = Field(default_factory=Keep)
     """Which commits stay when newer ones arrive."""
 
@@ -133,6 +136,8 @@ class JobConfig(Section):
     """When a run that makes no step counts as hung."""
     standby: Standby = Field(default_factory=Standby)
     """Processes that wait with their imports done, so that a restart is short."""
+    health: Health = Field(default_factory=Health)
+    """What is made of hardware that seems to be sick."""
     data: Data = Field(default_factory=Data)
     """The node's cache of data files."""
     signals: Signals = Field(default_factory=Signals)

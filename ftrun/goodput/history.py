@@ -151,6 +151,10 @@ class History:
     def _launcher_says(self, event: events.Event) -> None:
         if isinstance(event, events.Recovered) and self.falls:
             self.falls[-1] = dataclasses.replace(self.falls[-1], recovery=event.total)
+        elif isinstance(event, events.Met):
+            self.host, self.pid = event.host, event.pid
+            self.outcome = self.exit_code = None  # the node that was the first before may have left
+            self.finished = False
         elif isinstance(event, events.RunEnded):
             self.outcome, self.exit_code = event.outcome, event.exit_code
             # Workers that all end well before their total (a time limit in the script, say) have not finished the run.

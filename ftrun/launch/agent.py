@@ -9,32 +9,32 @@ What differs from torch's:
 - when a rank has died, its peers are killed at once, with everything they started: a rank that waits in a collective
   has nothing left to do in order;
 - a group that makes no progress is brought down and restarted, too;
+- of several nodes one decides for all (:mod:`~ftrun.launch.nodes_group`), and a lost node is not blamed on a rank;
 - whether to restart is decided by policy and not by a counter alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from ftrun.contract import ExitCode
 from ftrun.errors import UsageError
-from ftrun.launch import family, gpu_memory
+from ftrun.launch import family, gpu_memory, nodes_address, torch_seams
 from ftrun.launch.evidence.collect import LiveRank
+from ftrun.launch.nodes_giving_way import GivingWay
 from ftrun.launch.output.routes import Tee
 from ftrun.launch.processes import Workers
+from ftrun.rendezvous.handler import Excluded
+from ftrun.rendezvous.round_store import RoundBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.guard import Guard
     from ftrun.launch.logs import RunLogs
+    from ftrun.launch.nodes_group import Group
     from ftrun.launch.standbys.standby import Standbys
     from ftrun.launch.watching.watch import Verdict
 
@@ -53,6 +54,9 @@ _CAUSE_SECONDS = 0.5
 
 _STEADY_SECONDS = 0.4
 """Between two looks at the pulses of a group that has made its first steps; the end of a process is seen at once."""
+
+_SETTLING_SECONDS = 30.0
+"""For how long nodes that join wait for the first step of a Session, before which it can't save and leave in order."""
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -66,6 +70,7 @@ class Agent(LocalElasticAgent):
         director: decides.
         guard: outlives this process if it is killed.
         standbys: parked processes.
+        group: the nodes of the run; None where this one is alone, or they meet through one of torch's backends.
         interval: seconds between two looks at the pulses.
         options: of torch's agent.
     """
@@ -78,10 +83,13 @@ class Agent(LocalElasticAgent):
         guard: Guard,
         standbys: Standbys,
         *,
+        group: Group | None,
         interval: float,
         **options: Any,
     ) -> None:
         super().__init__(spec, logs, **options)
+        self._group = group
+        self._others = GivingWay(group, director, self._own_leaders) if group is not None else None
         self._guard = guard
         self._run_logs = logs
         self._director = director
@@ -93,6 +101,8 @@ class Agent(LocalElasticAgent):
         self._heard: list[signal.Signals] = []
         self._parked = False
         self._busy = True
+        self._done = False
+        self._started_at = 0.0
 
     @property
     def interrupted(self) -> bool:
@@ -113,7 +123,19 @@ class Agent(LocalElasticAgent):
     # Starting
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        fresh_store(worker_group.spec.rdzv_handler)
+        if self._group is None:
+            fresh_store(worker_group.spec.rdzv_handler)
+            self._meet(worker_group)
+            return
+        while True:
+            try:
+                self._meet(worker_group)
+            except RoundBroken as broken:
+                self._director.broken(str(broken))
+            else:
+                return
+
+    def _meet(self, worker_group: WorkerGroup) -> None:
         # Nothing may hold the old store, or torch finds its server alive and shares it again.
         worker_group.store = None
         self._store = None
@@ -122,14 +144,20 @@ class Agent(LocalElasticAgent):
         store: Any = worker_group.store
         node: Any = worker_group.group_rank
         nodes: Any = worker_group.group_world_size
-        self._run_logs.begin(*self._director.begin_round(store, node, nodes))
+        variables = {}
+        if self._group is not None:
+            self._group.entered(store, node)
+            variables = nodes_address.for_workers(os.environ, worker_group.spec.local_addr, self._group.others)
+        self._run_logs.begin(*self._director.begin_round(store, node, nodes), variables)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._stopping_since = None
         self._asked_to_leave = False
         self._parked = False
         self._busy = True
-        with _processes_made_by(self._make_workers):
+        self._done = False
+        self._started_at = time.monotonic()
+        with torch_seams.processes_made_by(self._make_workers):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._guard.watch(pids.values())
         ranks = {worker_group.workers[local_rank].global_rank: pid for local_rank, pid in pids.items()}
@@ -151,7 +179,7 @@ class Agent(LocalElasticAgent):
             asked["logs_specs"],
             self._standbys,
             lambda destination: self._run_logs.output(destination, tee),
-            lambda argv, local_rank: _bound(argv, local_rank, asked.get("numa_options")),
+            lambda argv, local_rank: torch_seams.bound(argv, local_rank, asked.get("numa_options")),
         )
         # Known before they are started: a signal may come in the middle of that.
         self._pcontext = workers
@@ -160,7 +188,7 @@ class Agent(LocalElasticAgent):
         except OSError as error:
             workers.kill(self._own_leaders())
             workers.close()
-            raise UsageError(_cannot_start(asked["entrypoint"], error)) from error
+            raise UsageError(torch_seams.cannot_start(asked["entrypoint"], error)) from error
         self._director.clock.mark("start")
         return workers
 
@@ -170,7 +198,10 @@ class Agent(LocalElasticAgent):
         workers = self._workers
         if workers is None:
             raise AssertionError("workers are started before they are watched")
-        workers.look(self._interval if self._busy else max(self._interval, _STEADY_SECONDS))
+        pause = self._interval if self._busy else max(self._interval, _STEADY_SECONDS)
+        workers.look(pause, self._group.alarm if self._group is not None else None)
+        if self._group is not None and self._others is not None and (word := self._group.disturbance()):
+            return self._give_way(self._others, workers, word)
         self._forward()
         self._director.keep()
         if workers.failed:
@@ -183,6 +214,9 @@ class Agent(LocalElasticAgent):
         if evidence is not None:
             return self._fall(worker_group, workers, evidence)
         self._keep_standbys(worker_group, workers)
+        if self._group is not None:
+            new = time.monotonic() - self._started_at < _SETTLING_SECONDS
+            self._group.hold_growth(hold=new and not self._parked and self._director.sessions_lead())
         self._busy = not self._parked or self._director.clock.running or self._standbys.warming
         return RunResult(state=WorkerState.HEALTHY)
 
@@ -217,7 +251,7 @@ class Agent(LocalElasticAgent):
 
     def _keep_standbys(self, worker_group: WorkerGroup, workers: Workers) -> None:
         """Once all ranks have made a step, park processes for the next attempt."""
-        if self._remaining_restarts <= 0:
+        if self._remaining_restarts <= 0 and self._group is None:
             self._parked = True  # with --max-restarts used up nobody will need them
         if not self._parked and self._director.all_stepped():
             self._parked = True
@@ -229,8 +263,12 @@ class Agent(LocalElasticAgent):
     # The end of an attempt
 
     def _success(self, worker_group: WorkerGroup, workers: Workers) -> RunResult:
-        workers.close()
-        self._clear(workers)
+        if not self._done:
+            self._done, self._busy = True, False
+            workers.close()
+            self._clear(workers)
+        if self._group is not None and not self._group.finished():
+            return RunResult(state=WorkerState.HEALTHY)  # should a node be lost now, these workers are needed again
         ranks = {worker_group.workers[local_rank].global_rank: None for local_rank in workers.ended}
         return RunResult(state=WorkerState.SUCCEEDED, return_values=ranks)
 
@@ -246,18 +284,37 @@ class Agent(LocalElasticAgent):
             if processes[pid].lives and processes[pid].session not in leaders:
                 self._director.daemon(pid, family.command_line(pid))
 
+    def _exit_barrier(self) -> None:
+        """Not where nodes finish together (:meth:`_success`): torch's waits five minutes for a node that is lost."""
+        if self._group is None:
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+
     def _fall(self, worker_group: WorkerGroup, workers: Workers, evidence: Evidence | None = None) -> RunResult:
-        """Evidence, then the kill, then the decision.
+        """What follows from the fall of this node's workers, or of all nodes'.
 
         Args:
             worker_group: torch's name for them.
             workers: the processes.
             evidence: of a hang; of ranks that fell it is taken here.
         """
+        with self._group.absent() if self._group is not None else contextlib.nullcontext():
+            if evidence is None:
+                self._director.fell(min(each.at for each in workers.failed.values()))
+                self._await_cause(worker_group, workers)
+            if self._others is not None and (word := self._others.word(self._ranks(worker_group, workers), evidence)):
+                return self._give_way(self._others, workers, word)
+            return self._decide(worker_group, workers, evidence)
+
+    def _give_way(self, others: GivingWay, workers: Workers, word: str) -> RunResult:
+        """End the workers for what happened elsewhere, and meet again; that costs no restart."""
+        others.end(workers, word)
+        self._remaining_restarts += 1  # torch is about to take one away
+        return RunResult(state=WorkerState.FAILED)
+
+    def _decide(self, worker_group: WorkerGroup, workers: Workers, evidence: Evidence | None) -> RunResult:
+        """Evidence, then the kill, then the decision."""
         clock = self._director.clock
         if evidence is None:
-            self._director.fell(min(each.at for each in workers.failed.values()))
-            self._await_cause(worker_group, workers)
             workers.settle_output()
             evidence = self._director.collect(self._ranks(worker_group, workers))
         clock.mark("evidence")
@@ -265,6 +322,8 @@ class Agent(LocalElasticAgent):
         workers.close()  # its last lines come before what is said about them
         clock.mark("stop")
         decision = self._director.decide(evidence, stuck)
+        if decision.left_out:
+            raise Excluded(decision.left_out)
         if not decision.restart:
             self._remaining_restarts = 0
         else:
@@ -302,10 +361,15 @@ class Agent(LocalElasticAgent):
 
     def listen(self) -> None:
         """Have SIGUSR1 and SIGUSR2 heard, unless torchrun's options give them to torch. Main thread."""
-        to_torch = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")
+        to_torch = [name.strip() for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")]
         for number in _FORWARDED:
             if number.name not in to_torch and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda heard, _frame: self._heard.append(signal.Signals(heard)))
+
+        if self._group is not None:
+            # Torch hears the others once it has workers, and nodes may have to wait for long before that.
+            for name in filter(None, to_torch):
+                signal.signal(signal.Signals[name], torch_seams.end)
 
     def _forward(self) -> None:
         """Pass SIGUSR1 and SIGUSR2 on to the ranks that have a use for them: the others would die of it."""
@@ -319,16 +383,26 @@ class Agent(LocalElasticAgent):
                     os.kill(pid, number)
             self._director.heard(number, len(willing))
 
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Torch is about to start the group again, or to give it up: in a run of many nodes nobody is left by then."""
+        workers = self._workers
+        if self._group is not None and self._others is not None and workers is not None and workers.alive:
+            self._others.end(workers, self._group.disturbance())
+        super()._stop_workers(worker_group)
+
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **options: Any) -> None:
         workers = self._workers
         if workers is not None and workers.alive:
-            self._leave(workers, death_sig)
+            with self._group.absent() if self._group is not None else contextlib.nullcontext():
+                self._leave(workers, death_sig)
         super()._shutdown(death_sig, *arguments, **options)
 
     def _leave(self, workers: Workers, number: signal.Signals) -> None:
         """Have the workers leave in order, and kill what is left then; asked a second time, kill at once."""
         if not self._asked_to_leave:
             self._asked_to_leave = True
+            if self._group is not None:
+                self._group.announce_leaving(number.name)
             if self._director.sessions_lead():
                 # The ranks alone, not their children: one that loses its loader's workers can't finish its step.
                 self._director.leaving(number.name)
@@ -350,36 +424,3 @@ def fresh_store(handler: RendezvousHandler) -> None:
     for name in held:
         if hasattr(handler, name):
             setattr(handler, name, None)
-
-
-@contextlib.contextmanager
-def _processes_made_by(make: Callable[..., Workers]) -> Iterator[None]:
-    """Let torch's agent prepare the environments, and ours start the processes: torch has no parameter for that."""
-    theirs = local_elastic_agent.start_processes
-    local_elastic_agent.start_processes = make
-    try:
-        yield
-    finally:
-        local_elastic_agent.start_processes = theirs
-
-
-def _bound(argv: tuple[str, ...], local_rank: int, numa_options: Any) -> tuple[str, ...]:
-    """A command bound to the processors near its GPU, where ``--numa-binding`` asks for that."""
-    if numa_options is None:
-        return argv
-    from torch.numa import binding
-
-    name = "maybe_wrap_command_args_with_numa_binding"
-    wrap = getattr(binding, f"_{name}", None) or getattr(binding, name, None)
-    if wrap is None:
-        raise UsageError("--numa-binding needs torch 2.10 or newer under ftrun.")
-    index = "device_index" if "device_index" in inspect.signature(wrap).parameters else "gpu_index"
-    bound: tuple[str, ...] = wrap(argv, numa_options=numa_options, **{index: local_rank})
-    return bound
-
-
-def _cannot_start(program: str, error: OSError) -> str:
-    text = f"{error.filename or program} can't be started: {error.strerror or error}."
-    if os.environ.get("PYTHON_EXEC") == program:
-        return f"{text} The variable PYTHON_EXEC names it; correct or unset it."
-    return f"{text} Look whether it is there and executable, and how long the arguments and the environment are."

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LAST_LINES = 12
 _MOST_REASONS = 4
+_MOST_NODES = 8
 _WORTH_SAYING = 0.005
 _SPOKEN = ("code error", "import error", "data", "exit")
 """Kinds whose cause is most often in what the rank wrote last."""
@@ -100,6 +101,13 @@ class Console:
             begin = "starts the script anew; where it resumes is its own business"
         self.say(f"[green]▶[/] attempt {attempt}: {workers}, {begin}")
 
+    def met(self, generation: int, nodes: list[str], reason: str) -> None:
+        """Nodes have met for the next attempt."""
+        shown = nodes if len(nodes) <= _MOST_NODES else [*nodes[:_MOST_NODES], f"{len(nodes) - _MOST_NODES} more"]
+        why = f" [dim]({escape(reason)})[/]" if reason else ""
+        many = "1 node" if len(nodes) == 1 else f"{len(nodes)} nodes"
+        self.say(f"[green]⇄[/] round {generation}: {many}, {escape(', '.join(shown))}{why}")
+
     def failed(self, what: Failure, decision: Decision, fall: Fall) -> None:
         """The worker group has fallen, and what follows from it."""
         if decision.outcome == "stopped":
@@ -119,19 +127,23 @@ class Console:
         delay = f" in {format_duration(decision.delay)}" if decision.delay else ""
         self.say(f"{arrow}{delay}: {escape(decision.reason)}")
 
-    def training_again(self, step: int | None, seconds: Mapping[str, float], lost: int) -> None:
+    def training_again(
+        self, step: int | None, seconds: Mapping[str, float], lost: int, *, failure: bool = True
+    ) -> None:
         """The first step after a restart is complete.
 
         Args:
             step: its number, where a Session counts.
             seconds: where the time since the failure went.
             lost: steps that are done again.
+            failure: a failure was the reason; otherwise the nodes have changed.
         """
         number = f"step {step:,} complete " if step is not None else ""
         parts = [f"{name} {format_duration(each)}" for name, each in seconds.items() if each >= _WORTH_SAYING]
         again = f", {lost:,} steps lost" if lost > 1 else ", 1 step lost" if lost else ""
         total = format_duration(sum(seconds.values()))
-        self.say(f"[green]✓[/] training again: {number}{total} after the failure{again}")
+        what = "failure" if failure else "change"
+        self.say(f"[green]✓[/] training again: {number}{total} after the {what}{again}")
         self.say(f"  [dim]{' · '.join(parts)}[/]")
 
     def _last_lines(self, log: Path) -> None:

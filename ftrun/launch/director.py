@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from ftrun import error_file, pulse
@@ -16,7 +17,7 @@ from ftrun.checkpoint import layout
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError
 from ftrun.goodput import history
-from ftrun.launch import policy
+from ftrun.launch import nodes_patience, policy
 from ftrun.launch.evidence.collect import Collector, Sources
 from ftrun.launch.failures import failure, symptoms
 from ftrun.launch.failures.kinds import Kind
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.gpu_memory import Waited
     from ftrun.launch.keeping import Keeping
+    from ftrun.launch.nodes_others import Others
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.policy import Decision
     from ftrun.launch.rounds import Round
@@ -50,14 +52,22 @@ if TYPE_CHECKING:
 class Director:
     """Decides for one launcher. Called on the agent's main thread only.
 
+    Args:
+        plan: of the run.
+        log: of the launcher.
+        console: for people.
+        others: the other nodes, where they meet through ftrun's own rendezvous.
+
     Attributes:
         clock: notes where the seconds of a restart go.
         decision: the last one.
+        cause: what went wrong last, in one line; empty while nothing has.
         rank_at_fault: global rank of the last failure's cause, -1 if there was none.
     """
 
-    def __init__(self, plan: LaunchPlan, log: events.EventLog, console: Console) -> None:
+    def __init__(self, plan: LaunchPlan, log: events.EventLog, console: Console, others: Others | None = None) -> None:
         self._plan = plan
+        self._others = others
         self._console = console
         self._rounds = Rounds(plan, console)
         self._filling = Filling(plan)
@@ -71,6 +81,8 @@ class Director:
         self._lost = 0
         self._made_a_step = False
         self._had_session = True
+        self._closed = False
+        self.cause = ""
         self.clock = Clock()
         self.decision: Decision | None = None
         self.rank_at_fault = -1
@@ -80,6 +92,11 @@ class Director:
         """Seconds that workers get to leave in order."""
         return self._plan.grace
 
+    @property
+    def longest_pause(self) -> float:
+        """Seconds that a restart may be put off."""
+        return self._plan.limits.backoff_max
+
     # The beginning of an attempt
 
     def begin_round(self, store: Store, node: int, nodes: int) -> tuple[WorkerContract, int]:
@@ -88,8 +105,17 @@ class Director:
         Returns:
             What its workers are told, and how many times workers were started before.
         """
-        current = self._rounds.begin(store, node, nodes)
-        self._record.begin(current.attempt, node)
+        before = self._rounds.current
+        if self._others is None:
+            current = self._rounds.begin(store, node, nodes)
+            self._record.begin(current.attempt, node)
+        else:
+            self._share(self._others, store, node, nodes)
+            current = self._rounds.begin(store, node, nodes, self._others.generation)
+            self._record.begin(current.attempt, node)
+            fallen = before.attempt if before is not None else None
+            resumed = current.resume_step if self._had_session else None
+            self._lost = self._others.begun(node, current.attempt, fallen, resumed)
         self._watch.begin()
         if node != self._sources.node:
             self._sources = replace(self._sources, node=node)
@@ -97,6 +123,14 @@ class Director:
         self._collector.baseline()
         self.clock.mark("checkpoint")
         return self._rounds.contract(), current.starts
+
+    def _share(self, others: Others, store: Store, node: int, nodes: int) -> None:
+        """What one node knows of failures, all have to know: the next one may be another's to decide about."""
+        passed_over = self._rounds.passed_over
+        told = others.share(store, node, nodes, self._past, made_a_step=self._made_a_step, passed_over=passed_over)
+        self._made_a_step = told.made_a_step
+        for name in told.passed_over:
+            self._rounds.pass_over(name)
 
     def workers_started(self, pids: dict[int, Any], world_size: int) -> None:
         """Record the start of an attempt."""
@@ -160,7 +194,8 @@ class Director:
         if first:
             seconds = self.clock.end(first)
             step = first[0].base + 1 if first[0].owned else None
-            self._record.recovered(seconds, self._lost, step)
+            grew = self._others is not None and self._others.grew
+            self._record.recovered(seconds, self._lost, step, failure=not grew)
 
     # Its end
 
@@ -173,6 +208,42 @@ class Director:
         """Whether all that has ended so far has only lost a peer."""
         errors = [error_file.read(each.directory / "error.json") for each in ranks if each.exit_code]
         return bool(errors) and all(each is not None and _lost_a_peer(each) for each in errors)
+
+    def patience(self, ranks: Sequence[LiveRank], hang: Evidence | None, *, leaving: bool) -> float:
+        """For how long other nodes may still say that they are the reason for this node's fall, in seconds.
+
+        Args:
+            ranks: of this node.
+            hang: evidence of a hang; None where ranks have ended.
+            leaving: another node has said that its workers leave.
+        """
+        if hang is not None:
+            return nodes_patience.of_a_hang([each.stack for each in hang.ranks if each.exit_code is None])
+        errors = [error_file.read(each.directory / "error.json") for each in ranks if each.exit_code]
+        codes = {each.exit_code for each in ranks if each.exit_code}
+        return nodes_patience.seconds(
+            codes, explained=all(errors), victims=self.only_victims(ranks), leaving=leaving, grace=self.grace
+        )
+
+    def broken(self, reason: str) -> None:
+        """A round was over before its workers were started."""
+        self._console.say(f"[yellow]↻[/] {escape(reason)}: the nodes meet again")
+
+    def disturbed(self, reason: str, *, over: bool, grows: bool) -> None:
+        """This node's workers are ended for what happened elsewhere.
+
+        Args:
+            reason: in words.
+            over: the run has ended; otherwise the nodes meet again.
+            grows: other nodes join, and the workers have saved before they left.
+        """
+        if over or self._others is None:
+            return
+        if not self.clock.running:
+            self.fell(time.time())
+        self._made_a_step = self._made_a_step or self._steps_made()
+        self._had_session = self.sessions_lead() or not self._steps_made()
+        self._others.disturbed(reason, self._furthest() if self._steps_made() else 0, grows=grows)
 
     def collect(self, ranks: Sequence[LiveRank]) -> Evidence:
         """See what a fallen group has to say, while it is as it was found."""
@@ -189,17 +260,23 @@ class Director:
         self._had_session = self.sessions_lead() or not self._steps_made()
         what = self._explain(evidence)
         self.rank_at_fault = what.rank
+        self.cause = what.message.partition("\n")[0]
         if what.kind is Kind.CORRUPT_CHECKPOINT:
             with contextlib.suppress(OSError):  # remembered here anyway, for as long as this launcher lives
                 self._rounds.mark_bad(what.attempt, what.message)
         if what.kind is Kind.LOST_SNAPSHOT and self._current.resume is not None:
             self._rounds.pass_over(self._current.resume)
-        self.decision = policy.decide(self._situation(what), self._plan.limits)
+        left_out = ""
+        if self._others is not None and what.kind is not Kind.STOPPED and not _is_elsewhere(evidence, what):
+            left_out = self._others.left_out(what, evidence)
+        self.decision = policy.decide(self._situation(what, left_out), self._plan.limits)
         self._tell(what, self.decision, evidence)
         if stuck:
             self.cannot_be_killed(stuck)
         step = self._furthest() if self._steps_made() else None
         self._past.add(what, step, time.time(), restart=self.decision.restart)
+        if self.decision.left_out:
+            self._past.refill()
         if self.decision.further_back:
             self._go_back()
         return self.decision
@@ -214,7 +291,7 @@ class Director:
             code = first.exit_code or 1
             return failure.Failure(Kind.UNKNOWN, first.rank, code, f"rank {first.rank} ended", node=evidence.node)
 
-    def _situation(self, what: failure.Failure) -> policy.Situation:
+    def _situation(self, what: failure.Failure, left_out: str) -> policy.Situation:
         newest = self._newest_commit()
         if policy.is_progress(self._current.resume, newest, self._trained(), self._plan.limits):
             self._past.refill()
@@ -232,6 +309,7 @@ class Director:
             earlier=tuple(self._past.earlier),
             now=time.time(),
             chance=random.random(),
+            left_out=left_out,
         )
 
     def _trained(self) -> float | None:
@@ -261,7 +339,9 @@ class Director:
         back_to = layout.AttemptName.of(newest).step if newest else 0
         # A script without a Session resumes by its own means, if at all: what it repeats isn't known here.
         self._lost = max(0, step - back_to) if self.sessions_lead() else 0
-        self._record.failed(what, decision, evidence, step=step, lost=self._lost, where=self._where(step))
+        event = self._record.failed(what, decision, evidence, step=step, lost=self._lost, where=self._where(step))
+        if self._others is not None:
+            self._others.decided(event)
 
     def _where(self, step: int) -> str:
         if self._steps_made():
@@ -332,7 +412,12 @@ class Director:
         return f"the same command with --run-dir {self._console.short(self._plan.run_dir.path)} goes on"
 
     def close(self) -> None:
-        """Let go of what is open, and have what lies in memory committed."""
+        """Let go of what is open, and have what lies in memory committed. Further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._others is not None:
+            self._others.close()
         self._collector.close()
         self._filling.finish()
         keeping = self._rounds.keeping
@@ -369,3 +454,9 @@ class Director:
 def _lost_a_peer(error: ErrorRecord) -> bool:
     symptom = symptoms.of_exception(error.traceback or error.message, stepped=True)
     return symptom is not None and symptom.standing is symptoms.Standing.LOST_A_PEER
+
+
+def _is_elsewhere(evidence: Evidence, what: failure.Failure) -> bool:
+    """Whether even the first rank at fault has only lost a peer: then the cause is on none of this node's."""
+    error = next((each.error for each in evidence.ranks if each.rank == what.rank), None)
+    return error is not None and _lost_a_peer(error)

@@ -17,6 +17,7 @@ from ftrun.goodput import history, screen
 from ftrun.launch import torch_config
 from ftrun.launch.console import Console
 from ftrun.launch.guard import Guard
+from ftrun.launch.nodes_log import NodeLog
 from ftrun.launch.output.outlets import Outlets
 
 if TYPE_CHECKING:
@@ -63,13 +64,15 @@ def _execute(
         _prepare(plan, console)
         for note in settings.notes:
             console.warn(note)
-        events.mend(plan.run_dir.events())
-        log = events.EventLog(plan.run_dir.events())
+        log = NodeLog(plan.run_dir) if plan.ours else events.EventLog(plan.run_dir.events())
+        if not plan.ours:
+            events.mend(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
         with Guard(plan.contract.marks) as guard:
             outcome, code = supervise(plan, settings, Beside(guard, standbys, outlets), log, console)
         log.write(events.RunEnded(outcome=outcome, exit_code=code))
-        console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))
+        if not isinstance(log, NodeLog) or log.first:
+            console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))
     return code
 
 
@@ -80,6 +83,11 @@ def _reported(plan: LaunchPlan, code: int) -> int:
 
 def _prepare(plan: LaunchPlan, console: Console) -> None:
     _check_root(plan)
+    if plan.fresh and plan.ours and plan.shared_by_nodes:
+        raise UsageError(
+            f"--fresh: several nodes work in {plan.run_dir.path}, and each of them would move aside what another has "
+            "begun. Move it away by hand before you start them, or choose another --name."
+        )
     if plan.fresh:
         aside = plan.run_dir.set_aside()
         if aside is not None:

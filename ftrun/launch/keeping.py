@@ -7,7 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ftrun.checkpoint import epochs
+from ftrun.checkpoint import epochs, holdings
+from ftrun.checkpoint.keeper import seats
 from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.local import LocalTier
 from ftrun.checkpoint.keeper.process import Keeper
@@ -15,15 +16,17 @@ from ftrun.checkpoint.keeper.progress import Progress
 from ftrun.checkpoint.keeper.stopped import Rouser
 from ftrun.checkpoint.keeper.takeover import locked
 from ftrun.checkpoint.memory.outcomes import Outcomes
-from ftrun.checkpoint.memory.tier import Tier
 from ftrun.checkpoint.storage.base import why
+from ftrun.launch.copies import Copies
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ftrun.checkpoint.epochs import EpochRecord
+    from ftrun.checkpoint.holdings import Holding
     from ftrun.checkpoint.layout import Root
     from ftrun.launch.console import Console
+    from ftrun.launch.gathering import Gathering
     from ftrun.launch.plan import LaunchPlan
 
 
@@ -43,23 +46,27 @@ class Keeping:
 
     def __init__(self, plan: LaunchPlan, node: int, console: Console) -> None:
         checkpoint = plan.job.config.checkpoint
-        self.tier = Tier.of(plan.run_dir.path, node)
+        self.tier, number = seats.choose(plan.run_dir.path, node)
         self._config = KeeperConfig(
             run_dir=str(plan.run_dir.path),
             run_id=plan.run_id,
             root=plan.root,
             storage_options=dict(checkpoint.options),
             local=plan.contract.local,
-            node=node,
+            node=number,
             keep_last=checkpoint.keep.last,
             keep_every=checkpoint.keep.every,
             drain_limit=checkpoint.drain_limit,
             parent=os.getpid(),
             timeout=_STORAGE_SECONDS,
         )
-        self._keeper = Keeper(self.tier, self._config)
         self._console = console
+        self._copies = self._share() if checkpoint.peer_copies and plan.shared_by_nodes else None
+        self._keeper = Keeper(
+            self.tier, self._config, listening=self._copies.listening if self._copies is not None else None
+        )
         self._epoch: EpochRecord | None = None
+        self._node = node
         self._wanted = False
         self._foreign = False
         self._told = False
@@ -70,6 +77,13 @@ class Keeping:
         self._waits_since: float | None = None
         self._damaged: set[Path] = set()
         self._outcomes = Outcomes(self.tier)
+
+    def _share(self) -> Copies | None:
+        try:
+            return Copies(self.tier, self._config)
+        except OSError as error:
+            self._console.warn(f"no copies of snapshots go to other nodes' memories: {why(error)}")
+            return None
 
     def claim(self, root: Root) -> None:
         """What an earlier launcher's workers have left in memory is this launcher's now, if it is of this run.
@@ -89,6 +103,56 @@ class Keeping:
                 self._damaged.add(slot.seal)
                 self._console.warn(f"{slot.seal} {problem}: the snapshot in this memory is passed over")
 
+    def holdings(self) -> list[Holding]:
+        """What this node has of snapshots that aren't committed, newest first."""
+        if self._foreign:
+            return []
+        own = holdings.of_node(self.tier, self._local(), self._config.run_id)
+        # What is copied here is of this run if the node itself was in it.
+        ours = self._copies is not None and epochs.told(self.tier.path) is not None
+        return [*own, *self._copies.holdings()] if self._copies is not None and ours else own
+
+    def adopt(self, attempt: str) -> None:
+        """Bring the copy of a lost node's part of an attempt to the checkpoint root."""
+        start = epochs.told(self.tier.path)
+        if self._copies is not None and start is not None:
+            try:
+                self._copies.adopt(attempt, start.record, self._node)
+            except OSError as error:
+                self._warn(error)
+
+    def introduce(self, gathering: Gathering) -> None:
+        """Show the other nodes where copies for this one's memory go."""
+        if self._copies is not None:
+            gathering.introduce(self._copies.card)
+
+    def befriend(self, gathering: Gathering, secret: str) -> None:
+        """Know the next node, to whose memory this one's snapshots are copied.
+
+        Args:
+            gathering: of the round that begins.
+            secret: random text that its nodes know, and nobody else.
+        """
+        if self._copies is not None:
+            self._copies.befriend(secret, gathering.next_card())
+
+    def drain(self) -> None:
+        """Have a keeper at what lies here, before an attempt begins."""
+        if not self._foreign and self.tier.path.is_dir() and self._keeper.has_work():
+            self._wanted = True
+            self._keeper.ensure()
+            self._keeper.wake()
+
+    def moved(self) -> str:
+        """How far the keeper is: another text whenever something has moved."""
+        progress = Progress.read(self.tier)
+        own = "" if progress is None else f"{progress.attempt} {progress.stage} {progress.bytes_done}"
+        return own if self._copies is None else f"{own} {self._copies.moved()}"
+
+    def _local(self) -> LocalTier | None:
+        config = self._config
+        return LocalTier(config.local, config.node, config.run_id) if config.local else None
+
     def start_over(self) -> None:
         """Have an earlier launcher's keeper stop what it does for a run that was set aside, and wait for its end."""
         if self.tier.path.is_dir():
@@ -100,19 +164,25 @@ class Keeping:
     def _is_of(self, root: Root) -> bool:
         """Whether the launcher that had the tier before, if it said so, has noted its epoch in this root."""
         start = epochs.told(self.tier.path)
-        return not self.tier.sealed() if start is None else epochs.is_noted(root, start)
+        return not self.tier.sealed() if start is None else epochs.is_noted(root, start.record)
 
     def _drop_what_is_left(self) -> None:
         """Drop what an earlier run in the same run directory has left on this node."""
         self.tier.remove()
-        if self._config.local:
+        local = self._local()
+        if local is not None:
             with contextlib.suppress(OSError):  # what can't be read or deleted there can't be committed either
-                local = LocalTier(self._config.local, self._config.node, self._config.run_id)
                 for work in local.works():
                     local.drop(work)
 
-    def begin(self, record: EpochRecord) -> None:
-        """An attempt begins: snapshots of earlier epochs that aren't whole will never be."""
+    def begin(self, record: EpochRecord, node: int) -> None:
+        """An attempt begins: snapshots of earlier epochs that aren't whole will never be.
+
+        Args:
+            record: the start.
+            node: number of this node in it. The tier stays where it is.
+        """
+        self._node = node
         # A new lineage, too: what an earlier one has left here belongs to a run that was set aside or deleted.
         if self._foreign or (record.since == record.epoch and self._epoch is None):
             if self.tier.sealed():
@@ -135,7 +205,9 @@ class Keeping:
         if self._told or self._epoch is None or now < self._tell_due:
             return
         try:
-            self._keeper.begin_epoch(self._epoch)
+            self._keeper.begin_epoch(self._epoch, self._node)
+            if self._copies is not None:
+                self._copies.tell()
             self._told, self._trouble = True, ""
         except OSError as error:
             self._tell_due = now + _NEWS_SECONDS
@@ -157,6 +229,8 @@ class Keeping:
         if self._wanted:
             self._tell()
             self._keeper.ensure()
+            if self._copies is not None:
+                self._copies.look()
             self._tell_news(time.monotonic())
 
     def _tell_news(self, now: float) -> None:
@@ -186,10 +260,15 @@ class Keeping:
 
     def pids(self) -> list[int]:
         """The keeper's process, which isn't a worker's."""
-        return [self._keeper.pid] if self._keeper.pid else []
+        adopted = self._copies.pids() if self._copies is not None else []
+        return [self._keeper.pid, *adopted] if self._keeper.pid else adopted
 
     def finish(self, seconds: float) -> bool:
         """Have what is sealed drained and committed, and end the keeper; whether all of it is committed."""
+        done = self._finish(seconds)
+        return (self._copies is None or self._copies.finish(seconds)) and done
+
+    def _finish(self, seconds: float) -> bool:
         if not self._wanted:
             if not self.tier.path.is_dir():
                 return True

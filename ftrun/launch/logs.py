@@ -52,19 +52,22 @@ class RunLogs(LogsSpecs):
         self._environment = environment
         self._contract: WorkerContract | None = None
         self._starts = 0
+        self._variables: Mapping[str, str] = {}
         self._directories: dict[int, Path] = {}
         self.outlets = outlets
 
-    def begin(self, contract: WorkerContract, starts: int) -> None:
+    def begin(self, contract: WorkerContract, starts: int, variables: Mapping[str, str] | None = None) -> None:
         """Set what the workers of the next attempt are told; ``worker_dir`` is filled in for each.
 
         Args:
             contract: what they are told.
             starts: starts of the worker group before this one, the same on all nodes. Torch counts restarts on each
                 node for itself, and not all of them.
+            variables: of this attempt, for every worker; those of the job file go before them.
         """
         self._contract = contract
         self._starts = starts
+        self._variables = variables or {}
 
     def worker_dir(self, rank: int) -> Path:
         """The directory of a global rank of this node in the current attempt."""
@@ -85,7 +88,7 @@ class RunLogs(LogsSpecs):
             directory.mkdir(parents=True, exist_ok=True)
             self._directories[local_rank] = directory
             pulse.create(directory / "pulse")
-            environment.update(self._environment)
+            environment.update({**self._variables, **self._environment})
             self._error_file(destination.error_files, local_rank, directory / "error.json")
             environment["TORCHELASTIC_ERROR_FILE"] = destination.error_files[local_rank]
             environment.update(replace(self._contract, worker_dir=str(directory)).to_environment())

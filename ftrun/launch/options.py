@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ftrun.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _OWN = "ftrun_"
 _SCRIPT = ("training_script", "training_script_args")
@@ -58,11 +59,29 @@ class CommandLine:
     allow_new_total: bool = False
 
 
+@contextlib.contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Import torch such that its C++ code says nothing here, unless the user's environment has it otherwise.
+
+    It reads the variable once. A node that is lost would be worth twenty lines of addresses for each connection to it,
+    and the launcher says it in one; workers, which are started with this environment later, say what they like.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "FATAL")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
+
+
 class LaunchParser:
     """Torch's parser, extended. Importing torch happens when one is made."""
 
     def __init__(self) -> None:
-        from torch.distributed.run import get_args_parser
+        with _quiet_torch():
+            from torch.distributed.run import get_args_parser
 
         try:
             self._parser: argparse.ArgumentParser = get_args_parser()

@@ -24,6 +24,7 @@ from ftrun.config.units import parse_size
 from ftrun.contract import WorkerContract
 from ftrun.errors import CheckpointError, ConfigError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
+from ftrun.launch import nodes_choice
 from ftrun.launch.policy import Limits
 from ftrun.launch.slow_root import told_if_slow
 from ftrun.rundir import RUNS, RunDir, run_name, timestamp
@@ -97,7 +98,12 @@ class LaunchPlan:
     @property
     def shared_by_nodes(self) -> bool:
         """Whether several launchers, on several nodes, work on this run."""
-        return str(self.launch["nnodes"].value) not in ("1", "1:1")
+        return nodes_choice.may_be_several(self.launch)
+
+    @property
+    def ours(self) -> bool:
+        """Whether nodes meet through ftrun's own rendezvous."""
+        return nodes_choice.is_ours(self.launch)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as one JSON document, for ``--dry-run --json``."""
@@ -128,7 +134,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
     if module:
         launch["module"] = origins.Resolved(True, job.origin(("module",)))
     _check_script(script, launch, cwd)
-    run_dir, run_id = _run_dir(line, job, script, cwd)
+    run_dir, run_id = _run_dir(line, job, launch, script, cwd)
     given_root = job.config.checkpoint.root
     root = _root(given_root, job.config.checkpoint.options) if given_root else str(run_dir.checkpoints)
     # A directory that ftrun didn't make is refused with --fresh too: it must not be moved aside.
@@ -145,7 +151,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
         launch=launch,
         script=script,
         script_args=args,
-        named=named or line.run_dir is not None,
+        named=named or line.run_dir is not None or _named_by_id(launch),
         fresh=line.fresh,
         continues=continues,
         finished=past is not None and past.finished,
@@ -233,7 +239,9 @@ def _near(script: str, path: Path) -> str:
     return f"Did you mean {Path(script).with_name(close[0])}?" if close else "Check the path."
 
 
-def _run_dir(line: CommandLine, job: JobFile, script: str, cwd: Path) -> tuple[RunDir, str]:
+def _run_dir(
+    line: CommandLine, job: JobFile, launch: Mapping[str, Resolved], script: str, cwd: Path
+) -> tuple[RunDir, str]:
     """Where the run lives, and its identity. A name or a directory makes a run that continues."""
     name = line.name if line.name is not None else job.config.name
     if line.name is not None:
@@ -244,12 +252,20 @@ def _run_dir(line: CommandLine, job: JobFile, script: str, cwd: Path) -> tuple[R
     if name is not None:
         return RunDir(cwd / RUNS / name), name
     base = run_name(script)
+    if _named_by_id(launch):
+        run_id = f"{base}/{nodes_choice.common_name(launch)}"
+        return RunDir(cwd / RUNS / run_id), run_id
     moment = timestamp()
     candidate, count = f"{base}/{moment}", 1
     while (cwd / RUNS / candidate).exists():
         count += 1
         candidate = f"{base}/{moment}-{count}"
     return RunDir(cwd / RUNS / candidate), candidate
+
+
+def _named_by_id(launch: Mapping[str, Resolved]) -> bool:
+    """Whether the same command finds the run again by what several nodes have in common."""
+    return nodes_choice.is_ours(launch) and nodes_choice.may_be_several(launch)
 
 
 def _check_name(name: str) -> None:

@@ -70,6 +70,7 @@ class Situation:
         now: seconds since 1970.
         chance: a random number from 0 to 1, for the jitter.
         session: the script has a Session, so that commits are to be expected.
+        left_out: why the node at fault is left out from now on; empty where none is.
     """
 
     failure: Failure
@@ -85,6 +86,7 @@ class Situation:
     now: float = 0.0
     chance: float = 0.0
     session: bool = True
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Decision:
         exit_code: what ftrun exits with when it doesn't restart.
         outcome: for the run's last event: ``stopped``, ``failed`` or ``gave_up``.
         further_back: how many of the newest commits the restart passes over.
+        left_out: why the node at fault takes no part in it; empty where none is left out. The budgets are full again.
     """
 
     restart: bool
@@ -106,6 +109,7 @@ class Decision:
     exit_code: int = 0
     outcome: str = ""
     further_back: int = 0
+    left_out: str = ""
 
 
 def is_progress(resumed: str | None, newest: str | None, trained: float | None, limits: Limits) -> bool:
@@ -133,6 +137,7 @@ def decide(situation: Situation, limits: Limits) -> Decision:
         or _by_nature(situation)
         or _in_all(situation, limits)
         or _in_time(situation, limits)
+        or _elsewhere(situation)
         or _again_and_again(situation)
         or _by_budget(situation, limits)
         or _without_progress(situation, limits)
@@ -190,6 +195,13 @@ def _in_time(situation: Situation, limits: Limits) -> Decision | None:
     if failures <= limits.window.count:
         return None
     return _give_up(f"{failures} failures, and {window_text(limits.window)} are allowed (restart.window)")
+
+
+def _elsewhere(situation: Situation) -> Decision | None:
+    """What a node has done counts for nothing where it takes no part; only so many nodes are ever left out."""
+    if not situation.left_out:
+        return None
+    return Decision(True, situation.left_out, left_out=situation.left_out)
 
 
 def _again_and_again(situation: Situation) -> Decision | None:

@@ -132,13 +132,23 @@ class Workers(PContext):
         """Local ranks that still run."""
         return [local_rank for local_rank in self._processes if local_rank not in self._ended]
 
-    def look(self, timeout: float) -> bool:
-        """Wait until a worker ends, or the time is over; whether one has ended since the last look."""
-        if not self.alive:
+    def look(self, timeout: float, alarm: int | None = None) -> bool:
+        """Wait until a worker ends, or the time is over; whether one has ended since the last look.
+
+        Args:
+            timeout: in seconds.
+            alarm: a descriptor that ends the wait, too, when it is readable; with it there is a wait even where no
+                worker is left.
+        """
+        if not self.alive and alarm is None:
             return False
         if len(self._descriptors) < len(self.alive):
             timeout = min(timeout, _POLL_SECONDS)
+        if alarm is not None:
+            self._poll_object.register(alarm, select.POLLIN)
         self._poll_object.poll(max(0.0, timeout) * 1000)
+        if alarm is not None:
+            self._poll_object.unregister(alarm)
         now = time.time()
         new = {rank: code for rank in self.alive if (code := self._processes[rank].poll()) is not None}
         for local_rank, code in new.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ftrun import events, inject
 from ftrun.launch.console import Fall, Start
 from ftrun.launch.evidence import postmortem
+from ftrun.launch.nodes_log import NodeLog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Record:
 
     def __init__(self, plan: LaunchPlan, log: events.EventLog, console: Console) -> None:
         self._plan = plan
-        self._log = log
+        self._log = self._own_log = log
         self._console = console
         self._attempt = 0
         self._node = 0
@@ -37,6 +38,8 @@ class Record:
     def begin(self, attempt: int, node: int) -> None:
         """What follows is of this attempt."""
         self._attempt, self._node = attempt, node
+        if isinstance(self._own_log, NodeLog):
+            self._own_log.settle(node)
         self._log = events.EventLog(self._plan.run_dir.events(node), attempt=attempt)
         self._fired = inject.fired(self._plan.contract)
 
@@ -69,31 +72,31 @@ class Record:
 
     def failed(
         self, what: Failure, decision: Decision, evidence: Evidence, *, step: int, lost: int, where: str
-    ) -> None:
+    ) -> events.Failed:
         """The attempt is over: written down first, then said."""
         what = self._as_scripted(what)
-        self._log.write(
-            events.Failed(
-                cause=what.kind.value,
-                failed_rank=what.rank,
-                exit_code=what.exit_code,
-                message=what.message,
-                step=step,
-                lost_steps=lost,
-                decision=decision.reason,
-                restart=decision.restart,
-                victims=list(what.victims),
-                fingerprint=what.fingerprint,
-                blame=what.blame,
-                failed_node=what.node,
-            )
+        event = events.Failed(
+            cause=what.kind.value,
+            failed_rank=what.rank,
+            exit_code=what.exit_code,
+            message=what.message,
+            step=step,
+            lost_steps=lost,
+            decision=decision.reason,
+            restart=decision.restart,
+            victims=list(what.victims),
+            fingerprint=what.fingerprint,
+            blame=what.blame,
+            failed_node=what.node,
         )
+        self._log.write(event)
         report = postmortem.write(self._plan.run_dir, self._attempt, what, decision, evidence)
         self._fallen = self._attempt
         log = self._plan.run_dir.worker(self._attempt, self._node, what.rank) / "stderr.log"
         tee = self._plan.job.config.logs.tee
         shown = tee == "all" or self._local_ranks.get(what.rank) in tee
         self._console.failed(what, decision, Fall(self._attempt, where, lost, log, shown, report))
+        return event
 
     def _as_scripted(self, what: Failure) -> Failure:
         """Say of the failure of an attempt in which scripted faults have fired that it was injected."""
@@ -105,10 +108,11 @@ class Record:
         told = ", ".join(f"{each.do} at step {each.at_step} on rank {each.rank}" for each in new)
         return replace(what, message="\n".join([f"{head} (injected: {told})", *rest]))
 
-    def recovered(self, seconds: Mapping[str, float], lost: int, step: int | None) -> None:
-        """The attempt after a failure has completed its first step."""
-        self._log.write(events.Recovered(total=sum(seconds.values()), seconds=dict(seconds), lost_steps=lost))
-        self._console.training_again(step, seconds, lost)
+    def recovered(self, seconds: Mapping[str, float], lost: int, step: int | None, *, failure: bool = True) -> None:
+        """The attempt after a failure, or after a change of nodes that was none, has completed its first step."""
+        if failure:
+            self._log.write(events.Recovered(total=sum(seconds.values()), seconds=dict(seconds), lost_steps=lost))
+        self._console.training_again(step, seconds, lost, failure=failure)
         if self._fallen is not None:
             postmortem.append_restart(self._plan.run_dir, self._fallen, seconds, lost, node=self._node)
             self._fallen = None

@@ -19,6 +19,8 @@ from ftrun.config.units import format_duration
 from ftrun.errors import CheckpointError, FtrunError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
 from ftrun.launch import plan as plans
+from ftrun.launch.bringing_in import BringingIn
+from ftrun.launch.gathering import Gathering
 from ftrun.launch.keeping import Keeping
 from ftrun.launch.slow_root import told_if_slow
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from ftrun.checkpoint.epochs import EpochRecord
+    from ftrun.checkpoint.holdings import Holding
     from ftrun.checkpoint.layout import Root
     from ftrun.checkpoint.resuming import ResumePoint
     from ftrun.contract import WorkerContract
@@ -88,56 +91,94 @@ class Rounds:
         self._console = console
         self._root = plan.open_root()
         self._begun = 0
+        self._founds = True
         self._passed_over: set[str] = set()
         self._warned: set[str] = set()
         self._nodes = 1
+        self._starts: int | None = None
         self.node = 0
         self.current: Round | None = None
         self.keeping: Keeping | None = None
 
-    def begin(self, store: Store, node: int, nodes: int) -> Round:
+    def begin(self, store: Store, node: int, nodes: int, generation: int | None = None) -> Round:
         """Settle epoch, attempt and commit for the attempt that is about to start.
 
         The leader (node 0) decides and publishes; the others obey.
+
+        Args:
+            store: of the round.
+            node: this node's number in it.
+            nodes: how many there are.
+            generation: the round's number among all of the run, where nodes count them.
 
         Raises:
             NoValidCheckpoint: commits exist and none is whole.
             UsageError: the checkpoint root can't be used.
         """
         self._begun += 1
+        if self._begun == 1:  # who joins later doesn't begin a run anew, whatever its command line says
+            self._founds = generation in (None, 1)
         self.node, self._nodes = node, nodes
+        self._starts = generation - 1 if generation is not None else None
         # The tier keeps the number that this launcher had first: workers and keeper find each other there.
         self.keeping = self.keeping or Keeping(self._plan, node, self._console)
+        gathering = Gathering(store, node, nodes)
+        self.keeping.introduce(gathering)
         if node == 0:
-            self.current = self._lead(store)
+            self.current = self._lead(store, gathering)
         else:
-            self.current = Round(**json.loads(store.get(_KEY)))
-            if self.current.error is not None:
-                raise UsageError(self.current.error)
-        self.keeping.begin(self._epoch_record(self.current))
+            self._say_what_is_here(self.keeping, gathering)
+            told = Round(**json.loads(gathering.await_decision(_KEY, self.keeping.moved, self.keeping.adopt)))
+            if told.error is not None:
+                raise UsageError(told.error)
+            self.current = told
+        self.keeping.befriend(gathering, self.current.start)
+        self.keeping.begin(self._epoch_record(self.current), node)
         return self.current
+
+    def _say_what_is_here(self, keeping: Keeping, gathering: Gathering) -> None:
+        """Another node than the leader has its memory drained, and says what lies there."""
+        held: list[Holding] = []
+        try:
+            if self._starts_over:
+                keeping.start_over()
+            else:
+                keeping.claim(self._root)
+                keeping.drain()
+                held = keeping.holdings()
+        except (FtrunError, OSError) as error:  # the leader says more of it, if the root is away for all
+            self._console.warn(f"what lies in this node's memory can't be told: {error}")
+        gathering.report(held, keeping.moved())
+
+    @property
+    def _starts_over(self) -> bool:
+        """Whether this attempt is the first one of a run that is to begin anew."""
+        return self._plan.fresh and self._founds and self.current is None
 
     def _epoch_record(self, current: Round) -> EpochRecord:
         return epochs.EpochRecord(
             current.epoch, self._plan.run_id, current.since, current.resume, current.host, current.pid, ""
         )
 
-    def _lead(self, store: Store) -> Round:
+    def _lead(self, store: Store, gathering: Gathering) -> Round:
         try:
-            chosen = self._choose_patiently()
+            chosen = self._choose_patiently(gathering)
         except FtrunError as error:
             store.set(_KEY, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error)).__dict__))
             raise
         store.set(_KEY, json.dumps(chosen.__dict__))
         return chosen
 
-    def _choose_patiently(self) -> Round:
+    def _choose_patiently(self, gathering: Gathering) -> Round:
         """A root that this launcher has used before may be away for a while: a restart waits for it."""
         patience = _ROOT_SECONDS if self._nodes == 1 else _ROOT_SECONDS_OF_MANY
         deadline = time.monotonic() + (patience if self._begun > 1 else 0.0)
         said = False
         while True:
             try:
+                with told_if_slow(self._console.warn, self._root):
+                    self._take_stock()
+                self._bring_in(gathering)
                 with told_if_slow(self._console.warn, self._root):
                     chosen = self._choose()
             except (FtrunError, OSError) as error:
@@ -154,15 +195,26 @@ class Rounds:
                     self._console.say("[green]✓[/] the checkpoint root is back")
                 return chosen
 
-    def _choose(self) -> Round:
+    def _take_stock(self) -> None:
+        """See what earlier starts have left, here and in the root."""
         self._require_the_root_we_know()
-        fresh = self._plan.fresh and self._begun == 1
-        if fresh and self.keeping is not None:
+        if self.keeping is None:
+            return
+        if self._starts_over:
             self.keeping.start_over()
-        elif self.keeping is not None:
-            self.keeping.claim(self._root)
-            if self._begun == 1:  # later on this launcher's own keeper is at it
-                self._roll_forward()
+            return
+        self.keeping.claim(self._root)
+        if self._begun == 1 or self._nodes > 1:  # later on this launcher's own keeper is at it
+            self._roll_forward()
+
+    def _bring_in(self, gathering: Gathering) -> None:
+        """Have what lies in the memories of several nodes committed."""
+        if self.keeping is not None and not self._starts_over:
+            work = BringingIn(self._root, self._plan.run_id, self.keeping, gathering, self._console.say)
+            self._warn_of(list(work.all_but(self._passed_over).items()))
+
+    def _choose(self) -> Round:
+        fresh = self._starts_over
         point = None if fresh else self.latest()
         if point is None and not fresh:
             self._require_no_commit_is_lost()
@@ -176,7 +228,7 @@ class Rounds:
             resume_step=0,
             resume_world=None,
             start=secrets.token_hex(8),
-            starts=self._begun - 1,
+            starts=self._starts if self._starts is not None else self._begun - 1,
             host=record.host,
             pid=record.pid,
         )
@@ -197,7 +249,8 @@ class Rounds:
         """Commit what every node has written before the leader died."""
         record = epochs.require_free_or_ours(self._root, self._plan.run_id)
         if record is not None:
-            self._warn_of_another_launcher(record)
+            if self._nodes == 1:  # others of this run may be on the same machine, and are nodes of it
+                self._warn_of_another_launcher(record)
             before = epochs.newest(self._root) + 1
             roll_forward(self._root, self._plan.run_id, since=record.since, before=before, faults=Faults())
 
@@ -231,6 +284,11 @@ class Rounds:
             if name not in self._warned and name not in self._passed_over:
                 self._warned.add(name)
                 self._console.warn(f"checkpoint {name} is passed over: {reason}")
+
+    @property
+    def passed_over(self) -> set[str]:
+        """Commits that this launcher doesn't resume from any more."""
+        return set(self._passed_over)
 
     def pass_over(self, name: str) -> None:
         """Don't resume from a commit again in this launcher's life."""

@@ -21,14 +21,21 @@ from torch.distributed.launcher import api as launcher
 
 from ftrun.contract import ExitCode
 from ftrun.errors import FtrunError, UsageError
-from ftrun.launch import family, rendezvous
+from ftrun.launch import family, nodes_end, nodes_traits, rendezvous
 from ftrun.launch.agent import UNLIMITED_RESTARTS, Agent
 from ftrun.launch.director import Director
 from ftrun.launch.logs import RunLogs
+from ftrun.launch.nodes_choice import BACKEND
+from ftrun.launch.nodes_group import Group
+from ftrun.launch.nodes_others import Others
+from ftrun.launch.remembering import open_memory
+from ftrun.rendezvous.handler import Excluded, Handler
+from ftrun.rendezvous.hosting import NotAdmitted
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from ftrun import events
     from ftrun.launch.console import Console
@@ -62,32 +69,52 @@ def supervise(
     Returns:
         The outcome, as :class:`ftrun.events.RunEnded` has it, and the exit code.
     """
-    director = Director(plan, log, console)
-    agent, spec = _build(plan, settings, director, beside)
+    spec, group = _specify(plan, settings, console)
+    others = None
+    if group is not None:
+        memory = open_memory(plan, console.warn)
+        others = Others(plan, group, memory, console)
+        if reason := memory.may_join():
+            memory.close()
+            return _excluded(reason, console)
+        group.remember(memory)
+    director = Director(plan, log, console, others)
+    agent = _build(plan, settings, director, beside, spec, group)
     _keep_torch_quiet()
     family.adopt_orphans()
     agent.listen()
     gc.freeze()  # all that the imports have made: no later collection need go through it
     gc.enable()
     handler = getattr(settings.config, "event_log_handler", "null")
-    close = True
+    leaving = False
     try:
         result = agent.run()
         torch_events.record(agent.get_event_succeeded(), handler)
+        outcome, code = _after_end(result, plan, director, group, console)
     except SignalException as stopped:
         torch_events.record(agent.get_event_failed(), handler)
-        # As torch does: closing the rendezvous would keep other nodes from ever meeting there again.
-        close = False
-        return _after_signal(stopped, agent, director, console)
+        leaving = True
+        outcome, code = _after_signal(stopped, agent, director, console)
+        director.close()  # what was saved last is committed before the others go on without this node
+        if group is not None:
+            with contextlib.suppress(SignalException):  # asked once more: the end of the process is word enough
+                group.leave(signal.Signals(stopped.sigval).name)
+    except Excluded as error:
+        torch_events.record(agent.get_event_failed(), handler)
+        outcome, code = _excluded(str(error), console)
+        if group is not None:
+            leaving = True
+            group.leave(str(error))
     except (RendezvousError, FtrunError, OSError) as error:
         torch_events.record(agent.get_event_failed(), handler)
-        return _after_error(error, plan, console)
+        outcome, code = _after_error(error, plan, group, console)
     finally:
         director.close()
-        if close:
+        # As torch does: closing the rendezvous at a signal would keep other nodes from ever meeting there again.
+        if not leaving:
             with contextlib.suppress(RendezvousError):
                 spec.rdzv_handler.shutdown()
-    return _after_end(result, plan, director, console)
+    return outcome, code
 
 
 def _keep_torch_quiet() -> None:
@@ -99,20 +126,37 @@ def _keep_torch_quiet() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _after_error(error: RendezvousError | FtrunError | OSError, plan: LaunchPlan, console: Console) -> tuple[str, int]:
+def _after_error(
+    error: RendezvousError | FtrunError | OSError, plan: LaunchPlan, group: Group | None, console: Console
+) -> tuple[str, int]:
+    if group is not None and isinstance(error, RendezvousError):
+        return nodes_end.after(error, group, console)
     if isinstance(error, RendezvousError):
         console.warn(f"the nodes did not meet: {error or type(error).__name__}. Check --rdzv-endpoint and --nnodes.")
         return "failed", ExitCode.FAILED
+    code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
     if isinstance(error, FtrunError):
         for line in str(error).splitlines():
             console.say(f"[red]{escape(line)}[/]")
-        return "failed", ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
-    console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
-    console.say("The launcher can't go on without it. Make room or mend it, and start again.")
-    return "failed", ExitCode.FAILED
+    else:
+        console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
+        console.say("The launcher can't go on without it. Make room or mend it, and start again.")
+    if group is not None and not isinstance(error, NotAdmitted):
+        group.close(str(error), code)
+    return "failed", code
 
 
-def _after_end(result: RunResult | None, plan: LaunchPlan, director: Director, console: Console) -> tuple[str, int]:
+def _excluded(reason: str, console: Console) -> tuple[str, int]:
+    console.warn(f"this node leaves, and the others go on without it: {reason}")
+    return "excluded", ExitCode.EXCLUDED
+
+
+def _after_end(
+    result: RunResult | None, plan: LaunchPlan, director: Director, group: Group | None, console: Console
+) -> tuple[str, int]:
+    if result is None and group is not None and group.not_needed:
+        console.say("[green]✓[/] the run has finished; this node was a spare, and was not needed")
+        return "finished", ExitCode.OK
     if result is not None and not result.is_failed():
         return director.outcome_of_success(), ExitCode.OK
     decision = director.decision
@@ -121,6 +165,8 @@ def _after_end(result: RunResult | None, plan: LaunchPlan, director: Director, c
     _pass_on_cause(result.failures, director)
     if plan.job.config.exit_codes == "torchrun" and result.failures and decision.outcome != "stopped":
         console.print(escape(str(ChildFailedError(plan.script, result.failures))))
+    if group is not None:
+        group.close(director.cause or decision.reason, decision.exit_code)
     return decision.outcome, decision.exit_code
 
 
@@ -151,7 +197,8 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     return "stopped", ExitCode.TRY_AGAIN
 
 
-def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, beside: Beside) -> tuple[Agent, WorkerSpec]:
+def _specify(plan: LaunchPlan, settings: TorchSettings, console: Console) -> tuple[WorkerSpec, Group | None]:
+    """What torch's agent starts from; and the nodes of the run, where they meet through ftrun's own rendezvous."""
     config = settings.config
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
@@ -168,13 +215,18 @@ def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, beside
     optional: dict[str, Any] = {
         name: getattr(config, name) for name in (*shared, "virtual_local_rank") if hasattr(config, name)
     }
-    make_handler = rendezvous.creator if settings.one_node else registry.get_rendezvous_handler
+    handler: RendezvousHandler
+    if config.rdzv_backend == BACKEND:
+        report = lambda text: console.say(f"[dim]{escape(text)}[/]")  # noqa: E731
+        handler = nodes_traits.handler(parameters, plan, config.nproc_per_node, report)
+    else:
+        handler = (rendezvous.creator if settings.one_node else registry.get_rendezvous_handler)(parameters)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=settings.entrypoint,
         args=tuple(settings.arguments),
-        rdzv_handler=make_handler(parameters),
+        rdzv_handler=handler,
         max_restarts=plan.limits.max_restarts or 0 if plan.limits.exactly else UNLIMITED_RESTARTS,
         monitor_interval=1e-6,  # torch sleeps that long; the agent waits for what happens instead
         master_addr=master_addr,
@@ -182,6 +234,18 @@ def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, beside
         local_addr=config.local_addr,
         **optional,
     )
+    return spec, Group(handler) if isinstance(handler, Handler) else None
+
+
+def _build(
+    plan: LaunchPlan,
+    settings: TorchSettings,
+    director: Director,
+    beside: Beside,
+    spec: WorkerSpec,
+    group: Group | None,
+) -> Agent:
+    config = settings.config
     tee = plan.job.config.logs.tee
     shown = None if tee == "all" else set(tee)
     logs = RunLogs(plan.run_dir, settings.logs, shown, plan.job.config.env, beside.outlets)
@@ -189,5 +253,5 @@ def _build(plan: LaunchPlan, settings: TorchSettings, director: Director, beside
     standbys = beside.standbys
     standbys.configure(enabled=wanted.enabled and settings.parkable, exclude=wanted.exclude)
     interval = min(max(config.monitor_interval, 0.01), 1.0)
-    agent = Agent(spec, logs, director, beside.guard, standbys, interval=interval, **settings.agent_options)
-    return agent, spec
+    options = settings.agent_options
+    return Agent(spec, logs, director, beside.guard, standbys, group=group, interval=interval, **options)

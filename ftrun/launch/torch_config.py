@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftrun.errors import UsageError
+from ftrun.launch.nodes_address import of_interface
+from ftrun.launch.nodes_choice import BACKEND
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +61,7 @@ def settle(plan: LaunchPlan) -> TorchSettings:
     from torch.distributed.run import config_from_args
 
     namespace = plan.namespace
-    one_node = _settle_rendezvous(namespace)
+    one_node = _settle_rendezvous(namespace, plan)
     workers = local_world_size(namespace.nproc_per_node)
     namespace.nproc_per_node = str(workers)
     if workers > 1:
@@ -162,12 +164,17 @@ def _has_ftrun(python: str) -> bool:
         return True
 
 
-def _settle_rendezvous(namespace: argparse.Namespace) -> bool:
+def _settle_rendezvous(namespace: argparse.Namespace, plan: LaunchPlan) -> bool:
     """What ``torchrun`` does with its options before it makes a configuration of them.
 
     Returns:
         Whether the run is this node's alone.
     """
+    if plan.ours:
+        namespace.rdzv_backend = BACKEND
+        namespace.local_addr = namespace.local_addr or of_interface(os.environ)
+        if plan.launch["rdzv_id"].origin == "default":
+            namespace.rdzv_id = plan.run_id
     alone = str(namespace.nnodes) in ("1", "1:1")
     # Up to torch 2.11 the port has a default, so there it counts as given.
     static = namespace.rdzv_backend == "static" and not namespace.rdzv_endpoint and namespace.master_port is None

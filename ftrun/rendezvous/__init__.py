@@ -11,25 +11,33 @@ read, whatever happens, and no node ever competes with another for a key.
     ``model``, ``keys``        records, rounds, states; where they are written    -
     ``leader``, ``actions``    the leader's decisions, a state machine            -
     ``member``                 a node's decisions                                 -
+    ``seen``                   a node as the leader sees it; what is a majority   -
+    ``preflight``              who reaches whom, before a first round             -
+    ``founding``               whether a node begins a run                        -
+    ``shelf``, ``wire``        the leader's store, and calls to it                the store's; any
     ``serving``                the leader at work in a store of its own process   the leader's
     ``scout``                  two leaders of one run find each other             the scout's
-    ``hosting``                the stores that one agent serves                   main; the pulse's
+    ``note``, ``noting``       where the run is led, in a shared directory        the noting's
+    ``hosting``                the store that one agent serves                    main; the pulse's
     ``endpoint``               whose address it is, who listens there             any
-    ``line``                   calls to a store that end in time                  one for each line
-    ``look``                   what a node writes and reads at one look           a line's
-    ``reach``                  how a node finds the leader, or becomes it         the pulse's
+    ``look``                   what a node writes and reads at one look           the pulse's
+    ``visiting``, ``reach``    how a node finds the leader, or becomes it         the pulse's
+    ``trying``                 a node tries to connect to others                  its own, a few
     ``pulse``                  a node's record, and what it learns                the pulse's
+    ``line``                   calls to a store of torch's that end in time       one for each line
     ``round_store``, ``entry`` the store of one round, for torch's agent          main, through a line
+    ``waiting``                how a node waits for its next round                main
     ``settings``, ``handler``  what torch's agent calls                           main
 
 What holds everywhere:
 
 - **No wall clocks**: how long a node has been silent is measured by the leader's own monotonic clock, and only while
   the leader is awake (a leader that was stopped for ten seconds hasn't been waiting for ten seconds).
-- **Nothing waits without an end.** A call to a store can block for a quarter of an hour when its host has vanished, and
-  no timeout of torch's bounds that: calls run on a thread of their own, and one that is overdue has its socket shut.
-  The main thread reads fields and waits for conditions, so signals are heard and a node that is cut off notices.
-- **Threads end before the process does**: one that is inside a call to a store when the interpreter ends aborts it.
+- **Nothing waits without an end.** A call to a store of torch's can block for a quarter of an hour when its host has
+  vanished, and no timeout bounds that; its server looks up the names of those who connect, and serves nobody meanwhile.
+  Nodes and leader use a store of our own. Calls to torch's run on a thread of their own, and one that is overdue has
+  its socket shut. The main thread reads fields and waits for conditions, so signals are heard and a cut is noticed.
+- **Threads end before the process does**: one that is inside a call to a store of torch's then aborts it.
 - **Every round has a store of its own**, served by its first node: neither agents nor workers ever meet keys of an
   earlier one, nor can workers that were left behind reach the new one.
 - **Old ranks keep their order**, newcomers come behind them; the first round begins with the host. A generation number
@@ -37,8 +45,13 @@ What holds everywhere:
 - **The host may be lost.** Every agent serves a store that stands by; the members of the last round are the heirs, in
   the order of their ranks, and the first that lives leads. A round needs most members of the one before it (or half,
   with the leader that formed that one among them), so of two sides of a cut one at most goes on, and workers start only
-  when all members of a round have taken it up. ``quorum=0`` gives that up, ``failover=0`` leaves the run with its first
-  host. What remains: a new agent that knows only the endpoint of a host that is gone finds nobody there.
+  when all members of a round have taken it up. A node that is cut off stops its workers
+  before the others go on. ``quorum=0`` gives the majority up, ``failover=0`` leaves the run with its first host. Of two
+  nodes the one that leads is the majority.
+- **A run is begun once.** An endpoint may be a list, and a note in the run directory says where the leader is: a new
+  agent, that of the old host included, looks everywhere before it begins a run, and never does while the note changes.
+- **Nodes that meet for the first time try to reach each other**, and who can't is named and left out (``preflight=0``
+  doesn't ask).
 
 Nothing in the worker's process imports this package.
 """

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ftrun.rendezvous.model import Beat, Ending, Refusal, Round, Who
+    from ftrun.rendezvous.preflight import Report, Trial
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Observation:
         excluded: host names that may not take part, and why.
         hold_growth: don't call a round only because there is room for somebody who waits.
         last: the latest round that a newcomer knows of.
+        reports: by node, whom it reaches; of those that have said so.
     """
 
     now: float
@@ -32,6 +34,7 @@ class Observation:
     excluded: Mapping[str, str] = field(default_factory=dict)
     hold_growth: bool = False
     last: Round | None = None
+    reports: Mapping[str, Report] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,13 @@ class Called:
         generation: the round that is over with it.
         reason: in words.
         left: members that left on purpose.
+        growth: all members live, and it is called only because there is room for somebody who waits.
     """
 
     generation: int
     reason: str
     left: tuple[str, ...] = ()
+    growth: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,4 +76,18 @@ class Ended:
     ending: Ending
 
 
-Action = Called | Formed | Refused | Ended
+@dataclass(frozen=True)
+class Asked:
+    """Nodes are to try to reach each other."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Some of them don't."""
+
+    text: str
+
+
+Action = Called | Formed | Refused | Ended | Asked | Parted

@@ -12,8 +12,12 @@ import errno
 import ipaddress
 import socket
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ftrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 DEFAULT_PORT = 29400
 """As torchrun's."""
@@ -57,6 +61,18 @@ class Endpoint:
         return cls(host, int(port) if port else DEFAULT_PORT)
 
 
+def parse_list(text: str) -> tuple[Endpoint, ...]:
+    """Read one endpoint, or several with commas between them.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    found = tuple(dict.fromkeys(Endpoint.parse(each) for each in text.split(",")))
+    if len(found) > 1 and any(not each.port for each in found):
+        raise UsageError(f"--rdzv-endpoint {text!r}: each address in a list needs a port other than 0.")
+    return found
+
+
 def _unreadable(text: str) -> UsageError:
     return UsageError(f"--rdzv-endpoint {text!r} is no address: give HOST or HOST:PORT, and [ADDRESS]:PORT for IPv6.")
 
@@ -90,6 +106,20 @@ def address_towards(address: str) -> str:
     with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing
         return str(probe.getsockname()[0])
+
+
+def address_among(own: str, others: Iterable[str]) -> str:
+    """How others reach this node that may know itself by an address only that means nothing elsewhere.
+
+    Args:
+        own: the address by which it knows itself.
+        others: addresses of other nodes; what counts is the way to them.
+    """
+    for each in others if is_loopback(own) else ():
+        with contextlib.suppress(OSError, ValueError):
+            if not is_loopback(each):
+                return address_towards(each)
+    return own
 
 
 def is_loopback(address: str) -> bool:

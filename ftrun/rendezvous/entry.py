@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.keys import Keys
-from ftrun.rendezvous.line import Line, LineDown
+from ftrun.rendezvous.line import Line
 from ftrun.rendezvous.round_store import Address, RoundBroken, RoundServer, RoundStore
+from ftrun.rendezvous.wire import LineDown
 
 if TYPE_CHECKING:
     from ftrun.rendezvous.model import Round
@@ -22,8 +22,9 @@ _STORE_SECONDS = 60.0
 """Within which a round's first node has its store up."""
 _REACH_SECONDS = 30.0
 """Within which the others reach it."""
-_PATIENCE = 5.0
-"""For an answer of it: workers use it, too, all at once."""
+_PATIENCE = 30.0
+"""For an answer of it. Workers use it, too, all at once, and it looks up the name of everybody who connects: that takes
+as long as the name server does. Whether its host lives is known from elsewhere."""
 
 
 class Entry:
@@ -75,15 +76,8 @@ class Entry:
 
     def _address(self, formed: Round) -> str:
         """How the others in a round reach this node."""
-        own = self._local_addr or self._pulse.who.address
-        if not endpoint.is_loopback(own):
-            return own
-        # The host knows itself by names that may mean nothing elsewhere: what counts is the way to the others.
-        for each in formed.members:
-            with contextlib.suppress(OSError, ValueError):
-                if each.node != self._pulse.who.node and not endpoint.is_loopback(each.address):
-                    return endpoint.address_towards(each.address)
-        return own
+        others = [each.address for each in formed.members if each.node != self._pulse.who.node]
+        return endpoint.address_among(self._local_addr or self._pulse.who.address, others)
 
     def _await(self, formed: Round) -> Address:
         deadline = time.monotonic() + _STORE_SECONDS

@@ -11,43 +11,37 @@ import os
 import secrets
 import socket
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousGracefulExitError,
-    RendezvousHandler,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousHandler
 
-from ftrun.errors import UsageError
 from ftrun.rendezvous import settings as reading
 from ftrun.rendezvous.entry import Entry
-from ftrun.rendezvous.hosting import Hosting, NotAdmitted
+from ftrun.rendezvous.hosting import Hosting
+from ftrun.rendezvous.line import settle
 from ftrun.rendezvous.model import Ending, Outcome, Phase
 from ftrun.rendezvous.pulse import Pulse
 from ftrun.rendezvous.reach import Reach
 from ftrun.rendezvous.round_store import RoundBroken
+from ftrun.rendezvous.waiting import Excluded, await_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from torch.distributed.elastic.rendezvous.api import RendezvousHandlerRegistry, RendezvousInfo
 
-    from ftrun.rendezvous.member import Inheritance, Known
-    from ftrun.rendezvous.model import Round, Who
+    from ftrun.rendezvous.model import Round
     from ftrun.rendezvous.settings import Settings
+
+__all__ = ["BACKEND", "Excluded", "Handler", "register"]
 
 BACKEND = "ftrun"
 
 _SLICE = 0.25
 _LINGER_SECONDS = 10.0
 _GOODBYE_SECONDS = 2.0
-
-
-class Excluded(UsageError):
-    """This node was excluded and leaves; the others go on: exit code 86."""
+_SETTLE_SECONDS = 10.0
 
 
 class Handler(RendezvousHandler):
@@ -101,7 +95,7 @@ class Handler(RendezvousHandler):
             entry.leave()
             pulse.meet()
             self._quiet()
-            formed = self._await_round(pulse)
+            formed = await_round(pulse, self._settings, lambda: self._ended)
             with contextlib.suppress(RoundBroken):
                 info = entry.enter(formed)
                 pulse.tick(watched=False)  # what follows until workers are watched takes its time
@@ -146,6 +140,14 @@ class Handler(RendezvousHandler):
         return self._pulse.disturbed() if self._pulse is not None else ""
 
     @property
+    def growth(self) -> bool:
+        """A new round is called, and only because nodes join: all members live, and workers can leave in order."""
+        if self._pulse is None or not self._pulse.disturbed():
+            return False
+        known = self._pulse.known
+        return known.call is not None and known.call.growth and not known.trouble and known.ending is None
+
+    @property
     def hosts(self) -> bool:
         """Whether the rendezvous lives in this process."""
         return self._hosting.leads
@@ -181,16 +183,17 @@ class Handler(RendezvousHandler):
             if self._pulse is not None:
                 self._pulse.tick()
 
-    def close(self, outcome: Outcome, reason: str) -> None:
+    def close(self, outcome: Outcome, reason: str, code: int = 0) -> None:
         """End the run for all nodes. The first who does so is right.
 
         Args:
             outcome: finished or failed.
             reason: in words; what the other nodes report.
+            code: exit code of this node, for the others to leave with.
         """
         self._ended = True
         if self._pulse is not None:
-            self._pulse.end(Ending(outcome, reason))
+            self._pulse.end(Ending(outcome, reason, code))
             self._pulse.flush(_GOODBYE_SECONDS)
 
     def leave(self, reason: str) -> None:
@@ -245,21 +248,14 @@ class Handler(RendezvousHandler):
             hosting.start()
         except RuntimeError as error:
             raise RendezvousConnectionError(f"this node can't serve a store: {error}") from error
-        reach = Reach(
-            hosting.where,
-            ["127.0.0.1"] if hosting.is_host else [],
-            settings.run_id,
-            settings.timing.patience,
-            self._take_over if settings.failover else None,
-        )
+        patience = settings.timing.patience
+        reach = Reach(hosting.endpoints, settings.run_id, patience, hosting, hosting.board, failover=settings.failover)
+        if hosting.leads:
+            reach.move(f"127.0.0.1 {hosting.who.port} 0")
         self._pulse = Pulse(reach, hosting.who, settings.timing, self._ring)
         self._entry = Entry(self._pulse, settings.local_addr, shared=self.use_agent_store)
         self._pulse.start()
         return self._pulse, self._entry
-
-    def _take_over(self, who: Who, inheritance: Inheritance) -> int:
-        """On the pulse's thread."""
-        return self._hosting.take_over(who, inheritance)
 
     def _stop(self) -> None:
         atexit.unregister(self._stop)
@@ -269,6 +265,7 @@ class Handler(RendezvousHandler):
         if self._pulse is not None:
             self._pulse.close(_GOODBYE_SECONDS)
         self._hosting.close(_LINGER_SECONDS if over else 0.0)
+        settle(_SETTLE_SECONDS)
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -278,51 +275,19 @@ class Handler(RendezvousHandler):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.alarm)
 
-    # A round
 
-    def _await_round(self, pulse: Pulse) -> Round:
-        deadline = time.monotonic() + self._settings.join_timeout
-        while True:
-            standing, known = pulse.look()
-            if known.refusal is not None:
-                raise (Excluded if known.refusal.excluded else NotAdmitted)(known.refusal.reason)
-            if known.ending is not None:
-                _over(known.ending)
-            if self._ended:
-                raise RendezvousClosedError("this node has ended its part")
-            if standing.phase is Phase.RUNNING and known.round is not None:
-                return known.round
-            state = known.state
-            if state is not None and state.generation and not state.called and not known.trouble:
-                # The others are at work, and this one is a spare: that can take as long as the run.
-                deadline = time.monotonic() + self._settings.join_timeout
-            if time.monotonic() >= deadline:
-                self._in_vain(known)
-            pulse.wait(_SLICE)
-
-    def _in_vain(self, known: Known) -> NoReturn:
-        settings = self._settings
-        waited = f"within {settings.join_timeout:g} s"
-        if known.state is None or known.trouble:
-            raise RendezvousConnectionError(
-                f"no rendezvous was reached at {settings.where} {waited}: {known.trouble or 'no answer'}. Is ftrun "
-                "running on the node that has this address? --rdzv-conf is_host=1 makes a node the host."
-            )
-        raise RendezvousTimeoutError(f"{known.lobby or 'too few nodes came'} {waited}")
-
-
-def _over(ending: Ending) -> NoReturn:
-    if ending.outcome is Outcome.FINISHED:
-        raise RendezvousGracefulExitError(f"{ending.reason}, and this node was not needed")
-    raise RendezvousClosedError(ending.reason)
-
-
-def register(registry: RendezvousHandlerRegistry, traits: dict[str, str], report: Callable[[str], None]) -> None:
+def register(
+    registry: RendezvousHandlerRegistry,
+    traits: dict[str, str],
+    report: Callable[[str], None],
+    notes: Path | None = None,
+) -> None:
     """Make torch find the handler under its name.
 
     Args:
         registry: torch's.
         traits: what must be the same on all nodes, by name.
-        report: is told in words what the leader decides, on a thread of its own; on the hosting node.
+        report: is told in words what the leader decides, on a thread of its own, and what this node waits for.
+        notes: a directory shared by all nodes, in which the leader writes where it is; None where there is none.
     """
-    registry.register(BACKEND, lambda parameters: Handler(reading.read(parameters, traits, report)))
+    registry.register(BACKEND, lambda parameters: Handler(reading.read(parameters, traits, report, notes)))

@@ -15,8 +15,18 @@ class Keys:
     """An :class:`Ending`, written by whoever ends the run first; empty before."""
     MOVED = "ftrun/moved"
     """``address port generation`` of the store to go to instead; empty while this one is led."""
+    GUIDE = "ftrun/guide"
+    """As :attr:`MOVED`, in a store that stands by: where its agent has met the leader last."""
     LOBBY = "ftrun/lobby"
     """What the leader waits for, in words, for those who have waited too long."""
+
+    TRIAL = "ftrun/trial"
+    """The :class:`Trial` that the leader has asked for last."""
+
+    @staticmethod
+    def reach(node: str) -> str:
+        """A node's :class:`Report`; not there before it was asked."""
+        return f"ftrun/reach/{node}"
 
     @staticmethod
     def who(node: str) -> str:

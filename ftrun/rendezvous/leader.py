@@ -13,45 +13,26 @@ twice, or missing what was in between, does no harm.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ftrun.rendezvous.actions import Called, Ended, Formed, Refused
+from ftrun.rendezvous.actions import Asked, Called, Ended, Formed, Parted, Refused
 from ftrun.rendezvous.model import Beat, Ending, Outcome, Phase, Refusal, Round
+from ftrun.rendezvous.preflight import Preflight, brief
+from ftrun.rendezvous.seen import Seen, has_most
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ftrun.rendezvous.actions import Action, Observation
     from ftrun.rendezvous.model import Terms, Who
+    from ftrun.rendezvous.preflight import Report, Trial
 
 _LONGEST_LOOK = 0.25
 """A pause between two looks counts for no more: while the leader slept, it saw nobody's silence."""
 
-
-@dataclass
-class _Node:
-    who: Who
-    beat: Beat
-    silent: float = 0.0
-    lost: bool = False
-    late: bool = False  # was left out because it took too long to stop; over when it is ready
-
-    @property
-    def lives(self) -> bool:
-        return not (self.lost or self.late or self.beat.stuck or self.beat.phase is Phase.GONE)
-
-    def why_gone(self, excluded: Mapping[str, str]) -> str:
-        """What a member that is out of the round has come to, in words."""
-        name = self.who.name
-        if name in excluded:
-            return f"{name} is excluded"
-        if self.beat.phase is Phase.GONE:
-            return f"{name} left"
-        if self.beat.stuck:
-            return f"the launcher on {name} stands still"
-        return f"{name} is lost" if self.lost else f"{name} did not stop in time"
+_SECONDS_A_COMER = 0.02
+_HOST_NOTICES = 0.4
+"""Of the time after which a node is lost: how much later than a node that is cut off its host notices a cut."""
 
 
 class Leader:
@@ -70,20 +51,26 @@ class Leader:
     def __init__(self, terms: Terms, host: Who) -> None:
         self._terms = terms
         self._host = host
-        self._nodes: dict[str, _Node] = {}  # in the order in which they came
+        self._nodes: dict[str, Seen] = {}  # in the order in which they came
         self._members: list[str] = []
         self._refused: set[str] = set()
         self._seen_generation = 0
         self._clock = 0.0
         self._last_look: float | None = None
-        self._called_at = 0.0
+        self._called_at = self._not_before = 0.0
         self._enough_since: float | None = None
+        self._waits: frozenset[str] = frozenset()  # who waits to join
+        self._waits_since = self._changed_at = 0.0
         self._starved = True
         self._departed: list[str] = []  # in words, since the latest round
         self._gone: list[str] = []  # those of them that left on purpose
         self._base: dict[str, Who] = {}  # of whom most have to be in the next round
         self._incumbent = True  # it has formed the latest round itself
         self._new_host = False
+        self._preflight = Preflight()
+        self._parted = ""  # pairs that don't reach each other, as told last
+        self._reports: Mapping[str, Report] = {}
+        self._growing = False  # the call is for nothing but growth
         self.generation = 0
         self.called = ""
         self.ending: Ending | None = None
@@ -98,7 +85,7 @@ class Leader:
         """Whether a round is coming about, or the run is ending."""
         return bool(self.called) or not self.generation or self.ending is not None
 
-    def inherit(self, last: Round, host: str = "", left: Iterable[str] = ()) -> None:
+    def inherit(self, last: Round, host: str = "", left: Iterable[str] = (), *, silent: bool = False) -> None:
         """Take over a run whose leader is lost, or start one anew that others remember.
 
         The next round needs most members of this one, so that no two leaders, each on one side of a cut, form one.
@@ -110,25 +97,38 @@ class Leader:
             last: the latest round that is known.
             host: the node that hosted the rendezvous, known to be lost.
             left: members that left on purpose.
+            silent: its host may live on where it can't be reached from here, and takes a moment longer than nodes do
+                to notice that it is alone, and to stop its workers.
         """
         if last.generation <= self.generation:
             return
         for each in last.members:
             # Until it comes itself, for as long as a silent node has.
-            known = self._nodes.setdefault(each.node, _Node(each, Beat(-1, Phase.RUNNING, last.generation)))
+            known = self._nodes.setdefault(each.node, Seen(each, Beat(-1, Phase.RUNNING, last.generation)))
             known.lost = known.lost or each.node == host
         self.generation = last.generation
         self._members = [each.node for each in last.members]
         self._base = {each.node: each for each in last.members if each.node not in set(left)}
         self._incumbent = self._starved = False
         self._new_host = True
+        self._not_before = self._clock + (_HOST_NOTICES * self._terms.lost_after if silent else 0.0)
         self.called = ""
+
+    def remember(self, generation: int) -> None:
+        """Count on from a round of a run that nobody lives of."""
+        self._seen_generation = max(self._seen_generation, generation)
+
+    @property
+    def latest(self) -> int:
+        """The latest round that it knows of, one of a run before this one included."""
+        return max(self.generation, self._seen_generation)
 
     def step(self, seen: Observation) -> list[Action]:
         """Look once. Returns what is to be published, in that order."""
         passed = self._wake(seen.now)
         if seen.last is not None:
             self.inherit(seen.last)
+        self._reports = seen.reports
         actions = [*self._admit(seen), *self._exclude(seen.excluded)]
         self._update(seen.beats, passed)
         if self.ending is None:
@@ -150,16 +150,25 @@ class Leader:
         """Nodes that it has heard of and doesn't hear from."""
         return [known.who for known in self._nodes.values() if known.lost]
 
+    @property
+    def trial(self) -> Trial:
+        """What it has asked nodes to try."""
+        return self._preflight.trial
+
     def lobby(self) -> str:
         """What a round waits for, in words."""
         here = [each.who.name for each in self._candidates()]
         late = [each.who.name for each in self._stopping()]
-        text = f"{len(here)} of at least {self._terms.min_nodes} nodes are here ({', '.join(here) or 'none'})"
+        text = f"{len(here)} of at least {self._terms.min_nodes} nodes are here ({brief(here, 16, ', ') or 'none'})"
         if self._base and not self._quorate(self._candidates()):
             text += f", and of the last round's {len(self._base)} members more than half have to be"
+            if len(self._base) == 2:
+                text += " (--rdzv-conf quorum=0 lets one of two go on alone, which is safe where no cut parts them)"
         if late:
-            text += f"; {', '.join(late)} still stop{'s' if len(late) == 1 else ''} workers"
-        return "; ".join([text, *self._departed])
+            text += f"; {brief(late, 16, ', ')} still stop{'s' if len(late) == 1 else ''} workers"
+        return "; ".join(
+            [text, *self._departed[-4:], *([f"{self._parted} (preflight=0 doesn't ask)"] if self._parted else [])]
+        )
 
     # What is seen
 
@@ -177,7 +186,7 @@ class Leader:
                 self._refused.add(who.node)
                 yield Refused(who, Refusal(excluded=False, reason=difference))
                 continue
-            self._nodes[who.node] = _Node(who, seen.beats.get(who.node, Beat(0, Phase.READY, 0)))
+            self._nodes[who.node] = Seen(who, seen.beats.get(who.node, Beat(0, Phase.READY, 0)))
 
     def _is_expected(self, who: Who, beats: Mapping[str, Beat]) -> bool:
         """Note one that was known before it came."""
@@ -212,7 +221,10 @@ class Leader:
                 known.silent, known.lost = 0.0, False
             else:
                 known.silent += passed
-                known.lost = known.lost or known.silent >= self._terms.lost_after
+                patience = self._terms.lost_after
+                if known.beat.count < 0:  # a new leader is found by all at once
+                    patience += _SECONDS_A_COMER * len(self._members)
+                known.lost = known.lost or known.silent >= patience
             if beat.phase is Phase.READY:
                 known.late = False
             known.beat = beat
@@ -230,10 +242,19 @@ class Leader:
         if not self.called and not reasons and self._all_finished():
             yield self._end(Ending(Outcome.FINISHED, "all nodes have finished"))
             return
-        if not self.called and not reasons and not seen.hold_growth:
+        if not self.called and self.generation and not reasons:
+            self._gather()
+            yield from self._ask([*self._current(), *self._waiting()])
+        growing = not self.called and not reasons and not seen.hold_growth
+        if growing:
             reasons = self._growth()
+            yield from self._tell_parted()
         if reasons and not self.called:
-            self.called, self._called_at, self._enough_since = ", ".join(reasons), self._clock, None
+            self.called, self._called_at, self._enough_since = brief(reasons, 8, ", "), self._clock, None
+            self._growing = growing
+            yield Called(self.generation, self.called, tuple(self._gone), growing)
+        elif reasons and self._growing and self._departed:  # somebody is lost while workers leave in order
+            self.called, self._growing = brief(self._departed, 8, ", "), False
             yield Called(self.generation, self.called, tuple(self._gone))
         if self.called or not self.generation:
             yield from self._form()
@@ -250,7 +271,7 @@ class Leader:
             if known.lives and node not in self._refused:
                 continue
             self._members.remove(node)
-            if known.beat.phase is Phase.GONE:
+            if known.beat.phase is Phase.GONE or node in self._refused:  # whoever is excluded has to go
                 self._base.pop(node, None)
                 self._gone.append(node)
             reasons.append(known.why_gone(excluded))
@@ -259,7 +280,7 @@ class Leader:
         self._departed += reasons
         return reasons
 
-    def _forgotten(self, node: str, known: _Node) -> bool:
+    def _forgotten(self, node: str, known: Seen) -> bool:
         return node not in self._members and (known.beat.phase is Phase.GONE or node in self._refused)
 
     def _fallen(self) -> list[str]:
@@ -270,9 +291,22 @@ class Leader:
         current = list(self._current())
         settled = all(each.beat.phase is Phase.RUNNING and each.beat.generation == self.generation for each in current)
         room = self._terms.max_nodes - len(current)
-        if not settled or not self.generation:
+        if not settled or not self.generation or room <= 0 or not self._gathered():
             return []
-        return [f"{each.who.name} joins" for each in self._waiting()[:room]]
+        newcomers = self._fit([*current, *self._waiting()])
+        return [f"{each.who.name} joins" for each in newcomers if each.who.node not in self._members][:room]
+
+    def _gather(self) -> None:
+        """See who has come or gone of those who wait: some that come one after the other call one round, not many."""
+        waits = frozenset(each.who.node for each in self._waiting())
+        if waits != self._waits:
+            self._changed_at = self._clock
+            self._waits_since = self._waits_since if self._waits else self._clock
+            self._waits = waits
+
+    def _gathered(self) -> bool:
+        gather = self._terms.gather
+        return self._clock - self._changed_at >= gather or self._clock - self._waits_since >= 10 * gather
 
     def _all_finished(self) -> bool:
         current = list(self._current())
@@ -297,21 +331,44 @@ class Leader:
         if self._enough_since is None:
             self._enough_since = self._clock
         waited = self._clock - self._enough_since
+        if self._clock < self._not_before:
+            return
         if len(ready) < self._terms.max_nodes and self._starved and waited < self._terms.last_call:
             return
-        yield self._formed(ready[: self._terms.max_nodes])
+        yield from self._ask(ready)
+        fit = self._fit(ready)
+        yield from self._tell_parted()
+        if len(fit) >= self._terms.min_nodes and self._quorate(fit):
+            yield self._formed(fit[: self._terms.max_nodes])
 
-    def _quorate(self, ready: list[_Node]) -> bool:
+    def _ask(self, nodes: list[Seen]) -> Iterable[Action]:
+        """Have nodes that have never met try to reach each other."""
+        if self._terms.preflight and self._preflight.ask([each.who for each in nodes], self._base, self._clock):
+            yield Asked(self._preflight.trial)
+
+    def _fit(self, nodes: list[Seen]) -> list[Seen]:
+        """Those of them that reach each other; none before that is known."""
+        who = [each.who for each in nodes]
+        if not self._terms.preflight:
+            return nodes
+        if not self._preflight.settled(who, self._reports, self._base, self._clock):
+            return []
+        kept = {each.node for each in self._preflight.fit(who, self._reports, self._base, self._host.node)}
+        return [each for each in nodes if each.who.node in kept]
+
+    def _tell_parted(self) -> Iterable[Action]:
+        parted = brief(list(map(str, self._preflight.broken)), 3, "; ")
+        if parted != self._parted:
+            self._parted = parted
+            if parted:
+                yield Parted(parted)
+
+    def _quorate(self, ready: list[Seen]) -> bool:
         """Whether most of those are there who would otherwise be able to go on without this leader."""
-        here = {each.who.node for each in ready}
-        absent = Counter((who.name, who.address) for node, who in self._base.items() if node not in here)
-        # One that was started anew stands for one before it on that machine, which would be heard if it lived.
-        anew = Counter((each.who.name, each.who.address) for each in ready if each.who.node not in self._base)
-        present = len(here.intersection(self._base)) + (absent & anew).total()
-        half = self._incumbent and 2 * present == len(self._base) and self._host.node in here
-        return not self._terms.quorum or not self._base or 2 * present > len(self._base) or half
+        host = self._host.node if self._incumbent else ""
+        return not self._terms.quorum or has_most([each.who for each in ready], self._base, host)
 
-    def _formed(self, ready: list[_Node]) -> Formed:
+    def _formed(self, ready: list[Seen]) -> Formed:
         generation = max(self.generation, self._seen_generation) + 1
         formed = Round(generation, tuple(each.who for each in ready), self.called)
         self.generation, self.called = generation, ""
@@ -322,17 +379,17 @@ class Leader:
 
     # Who is who
 
-    def _current(self) -> list[_Node]:
+    def _current(self) -> list[Seen]:
         return [self._nodes[node] for node in self._members]
 
-    def _is_ready_again(self, known: _Node) -> bool:
+    def _is_ready_again(self, known: Seen) -> bool:
         return known.beat.phase is Phase.READY and known.beat.generation >= self.generation
 
-    def _stopping(self) -> list[_Node]:
+    def _stopping(self) -> list[Seen]:
         """Members that are called and not ready yet."""
         return [each for each in self._current() if not self._is_ready_again(each)]
 
-    def _waiting(self) -> list[_Node]:
+    def _waiting(self) -> list[Seen]:
         """Those who would take part and don't yet, in the order in which they came."""
         members = set(self._members)
         return [
@@ -341,5 +398,5 @@ class Leader:
             if node not in members and node not in self._refused and known.lives and known.beat.phase is Phase.READY
         ]
 
-    def _candidates(self) -> list[_Node]:
+    def _candidates(self) -> list[Seen]:
         return [*(each for each in self._current() if self._is_ready_again(each)), *self._waiting()]

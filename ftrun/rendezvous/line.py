@@ -15,12 +15,14 @@ import queue
 import socket
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from torch.distributed import DistNetworkError, TCPStore
 
 from ftrun.rendezvous import endpoint
+from ftrun.rendezvous.wire import Deserted, LineDown, Silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,18 +32,46 @@ T = TypeVar("T")
 _SLICE = 0.1
 """A wait is counted in slices: one that a stopped process slept through counts for little."""
 
-_JOIN_SECONDS = 5.0
+_JOIN_SECONDS = 0.25
+"""A thread that is longer in a call than this, after its socket was shut, is left to :func:`settle`."""
+_SETTLE_SLICE = 0.05
+_RETRY_FOR = dt.timedelta(seconds=0.2)
+"""Torch tries again where a connection is refused, for about a second more than it is told. That one waits longer for
+an answer is up to the caller: torch has no limit for that."""
 
-CONNECTING = threading.Lock()
-"""Held by whoever connects to a store: what is new among the process's sockets is its own then."""
+_CONNECTING: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
 
 
-class LineDown(ConnectionError):
-    """The store can't be reached, or didn't answer in time. The line is closed; another one may succeed."""
+def connecting(address: str, port: int) -> threading.Lock:
+    """To be held by whoever connects to a store: what is new among the process's sockets to that one is its own then.
+
+    One lock for each store: a host that stands still holds nobody up who connects to another one.
+    """
+    return _CONNECTING[address, port]
 
 
-class Silent(LineDown):
-    """The store didn't answer in time: its host has vanished, stands still, or is cut off from here."""
+_STRAGGLERS: list[Line] = []
+"""Closed lines whose threads are still in a call."""
+
+
+def settle(seconds: float) -> bool:
+    """Wait for the threads of lines that are closed. Returns whether they have all ended.
+
+    Where a connection is refused, torch sleeps and tries again, in a call that nothing ends before its time; and a
+    connection that is shut it may make anew. Nobody has to wait for that but a process that is about to end: a thread
+    that is inside such a call then aborts it.
+
+    Args:
+        seconds: how long at most; 0 to look only.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        for each in list(_STRAGGLERS):
+            if each.ends(_SETTLE_SLICE if seconds else 0.0):
+                with contextlib.suppress(ValueError):  # another thread was faster
+                    _STRAGGLERS.remove(each)
+        if not _STRAGGLERS or time.monotonic() >= deadline:
+            return not _STRAGGLERS
 
 
 @dataclass
@@ -82,6 +112,7 @@ class Line:
         Raises:
             LineDown: nobody who speaks the store's language answers there in time.
         """
+        settle(0.0)
         self._open = True
         self._thread.start()
         try:
@@ -110,13 +141,19 @@ class Line:
         return self._do(lambda: act(store), self.patience + seconds, until)
 
     def close(self) -> None:
-        """Hang up and end the thread, within seconds. Safe to call twice, and from any thread."""
+        """Hang up and end the thread, here or in :func:`settle`. Safe to call twice, and from any thread."""
         if not self._open and not self._thread.is_alive():
             return
         self._open = False
         self._calls.put(None)
+        if not self.ends(_JOIN_SECONDS) and self not in _STRAGGLERS:
+            _STRAGGLERS.append(self)
+
+    def ends(self, seconds: float) -> bool:
+        """Shut the connection of a line that is closed. Returns whether its thread ends within so many seconds."""
         self._shut()
-        self._thread.join(_JOIN_SECONDS)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     # On the caller's thread
 
@@ -130,7 +167,8 @@ class Line:
             if _is_connection(call.error):
                 self.close()
                 reason = getattr(call.error, "strerror", None) or "the connection is lost"
-                raise LineDown(f"{self._address}:{self._port}: {reason}") from call.error
+                kind = Deserted if isinstance(call.error, ConnectionRefusedError) else LineDown
+                raise kind(f"{self._address}:{self._port}: {reason}") from call.error
             raise call.error
         return call.result  # type: ignore[return-value]
 
@@ -180,17 +218,13 @@ class Line:
         self._store = None
 
     def _connect(self) -> None:
-        with CONNECTING:
+        with connecting(self._address, self._port):
             if not self._open:
                 return  # it was waited for in vain
             self._others = {inode for inode, _ in self._sockets()}
-            self._store = TCPStore(
-                self._address,
-                self._port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=dt.timedelta(seconds=self.patience),
-            )
+            store = TCPStore(self._address, self._port, is_master=False, wait_for_workers=False, timeout=_RETRY_FOR)
+            store.set_timeout(dt.timedelta(seconds=self.patience))
+            self._store = store
             self._mine = {inode for inode, _ in self._sockets()} - self._others
 
 

@@ -9,6 +9,20 @@ from ftrun.rendezvous.model import Outcome, Phase
 
 if TYPE_CHECKING:
     from ftrun.rendezvous.model import Call, Ending, Refusal, Round, State, Who
+    from ftrun.rendezvous.preflight import Trial
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How patient a node is, in seconds.
+
+    Attributes:
+        patience: for an answer of the store.
+        stall: a main thread that hasn't been seen for so long is stuck; 0 for never.
+    """
+
+    patience: float = 1.25
+    stall: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -24,6 +38,7 @@ class Known:
         refusal: why this node can't take part.
         lobby: what a round waits for.
         moved: ``address port generation`` of the store to go to instead; empty while this one is led.
+        trial: whom nodes are to try to reach.
         trouble: why the store can't be reached; empty while it can.
     """
 
@@ -35,6 +50,7 @@ class Known:
     refusal: Refusal | None = None
     lobby: str = ""
     moved: str = ""
+    trial: Trial | None = None
     trouble: str = ""
 
 
@@ -85,12 +101,14 @@ class Inheritance:
         host: the node that hosted the rendezvous and is lost.
         left: members that left on purpose.
         succession: how many leaders there were before.
+        silent: its host didn't answer, so that it may live on where it can't be reached from here.
     """
 
     last: Round
     host: str
     left: tuple[str, ...]
     succession: int
+    silent: bool = False
 
 
 def heirs(known: Known, host: str) -> list[Who]:

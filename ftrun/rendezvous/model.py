@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Changes with every change to what is written here."""
 
 
@@ -44,6 +44,8 @@ class Terms:
         lost_after: a node whose record hasn't changed for so long is lost.
         stop_within: how long a called node may take to stop its workers before it is left out.
         quorum: a round needs most members of the one before it; see :meth:`~ftrun.rendezvous.leader.Leader.inherit`.
+        gather: how long growth waits for more that join, from the last one that came; ten times as long in all.
+        preflight: nodes that meet for the first time try to reach each other; see :mod:`~ftrun.rendezvous.preflight`.
     """
 
     min_nodes: int
@@ -52,6 +54,8 @@ class Terms:
     lost_after: float = 1.0
     stop_within: float = 180.0
     quorum: bool = True
+    gather: float = 0.0
+    preflight: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,7 @@ class State:
         generation: the latest round, 0 before the first.
         called: a new one is called: whoever has workers stops them and gets ready.
         outcome: whether the run is over.
+        trial: number of what it has asked last, see :mod:`~ftrun.rendezvous.preflight`; 0 before it has asked.
     """
 
     leader: str
@@ -157,16 +162,17 @@ class State:
     generation: int
     called: bool
     outcome: Outcome
+    trial: int = 0
 
     def encode(self) -> str:
         """As text."""
-        return f"{self.leader} {self.count} {self.generation} {self.called:d} {self.outcome}"
+        return f"{self.leader} {self.count} {self.generation} {self.called:d} {self.outcome} {self.trial}"
 
     @classmethod
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
-        leader, count, generation, called, outcome = text.split()[:5]
-        return cls(leader, int(count), int(generation), called == "1", Outcome(outcome))
+        leader, count, generation, called, outcome, trial = text.split()[:6]
+        return cls(leader, int(count), int(generation), called == "1", Outcome(outcome), int(trial))
 
 
 @dataclass(frozen=True)
@@ -206,10 +212,12 @@ class Call:
     Attributes:
         reason: in words.
         left: members that left on purpose: nobody has to fear that they go on elsewhere.
+        growth: all members live, and it is called only because nodes join: workers have time to leave in order.
     """
 
     reason: str
     left: tuple[str, ...] = ()
+    growth: bool = False
 
     def encode(self) -> str:
         """As text."""
@@ -219,7 +227,7 @@ class Call:
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
         values = _known(cls, text)
-        return cls(values["reason"], tuple(values["left"]))
+        return cls(values["reason"], tuple(values["left"]), values.get("growth", False))
 
 
 @dataclass(frozen=True)
@@ -229,10 +237,12 @@ class Ending:
     Attributes:
         outcome: finished or failed.
         reason: in words.
+        code: exit code with which the node left that ended it; 0 where it has none to say.
     """
 
     outcome: Outcome
     reason: str
+    code: int = 0
 
     def encode(self) -> str:
         """As text."""
@@ -242,7 +252,7 @@ class Ending:
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
         values = _known(cls, text)
-        return cls(Outcome(values["outcome"]), values["reason"])
+        return cls(Outcome(values["outcome"]), values["reason"], values.get("code", 0))
 
 
 @dataclass(frozen=True)

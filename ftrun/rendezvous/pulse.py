@@ -10,20 +10,22 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.rendezvous.keys import Keys
-from ftrun.rendezvous.line import Line, LineDown, Silent
 from ftrun.rendezvous.look import Errand, look
 from ftrun.rendezvous.member import Known, Standing
 from ftrun.rendezvous.model import Beat, Phase, Who
-from ftrun.rendezvous.reach import NotWelcome, Reach, Visitor
+from ftrun.rendezvous.trying import Trying
+from ftrun.rendezvous.visiting import NotWelcome, Visitor
+from ftrun.rendezvous.wire import LineDown, Silent, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ftrun.rendezvous.member import Timing
     from ftrun.rendezvous.model import Ending
+    from ftrun.rendezvous.reach import Reach
 
 _BEAT_SECONDS = 0.2
 _MEETING_SECONDS = 0.025
@@ -34,19 +36,6 @@ _LOBBY_SECONDS = 0.2
 _LEADER_SECONDS = 10.0
 """A leader that says nothing for so long, while its store answers, is as good as a store that doesn't answer."""
 _LONGEST_LOOK = 0.25
-
-
-@dataclass(frozen=True)
-class Timing:
-    """How patient a node is, in seconds.
-
-    Attributes:
-        patience: for an answer of the store.
-        stall: a main thread that hasn't been seen for so long is stuck; 0 for never.
-    """
-
-    patience: float = 1.25
-    stall: float = 60.0
 
 
 class Pulse:
@@ -68,7 +57,7 @@ class Pulse:
         self._alarm = alarm
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ftrun-pulse", daemon=True)
-        self._line: Line | None = None
+        self._wire: Wire | None = None
         self._standing = Standing()
         self._count = 0
         self._outbox: list[tuple[str, str]] = []
@@ -80,6 +69,7 @@ class Pulse:
         self._idle = 0.0
         self._watched = False
         self._leader_silent = 0.0
+        self._trying = Trying(who.node, lambda found: self.publish(Keys.reach(who.node), found.encode()))
         self.who = who
         self.known = Known()
 
@@ -104,6 +94,7 @@ class Pulse:
             self._stopping = True
             self._changed.notify_all()
         self._reach.stop()
+        self._trying.close()
         # Nothing it does takes longer than a call, a connection and hanging up.
         self._thread.join(6 * self._timing.patience + 5.0)
 
@@ -195,11 +186,11 @@ class Pulse:
 
     def _turn(self, passed: float) -> float:
         """Look once. Returns how long to wait before the next look."""
-        connected = self._line is not None
+        connected = self._wire is not None
         try:
-            line = self._line or self._connect()
+            wire = self._wire or self._connect()
             errand = self._errand(passed)
-            self._learn(line.call(lambda store: look(store, errand)), errand, passed)
+            self._learn(look(wire, errand), errand, passed)
         except LineDown as error:
             # A connection that was closed may only be that; one look whether the host is still there.
             silent = isinstance(error, Silent)
@@ -220,12 +211,12 @@ class Pulse:
         state, formed = self.known.state, self.known.round
         meeting = self._standing.phase is Phase.READY and (state is None or state.called or not state.generation)
         entering = self._standing.phase is Phase.RUNNING and not self.known.store
+        many = (len(formed.members) if formed is not None else 0) * _SECONDS_A_NODE
         if not (meeting or entering):
-            return _STEADY_SECONDS
-        many = len(formed.members) if formed is not None else 0
-        return min(max(_MEETING_SECONDS, many * _SECONDS_A_NODE), _STEADY_SECONDS)
+            return min(max(_STEADY_SECONDS, 1.5 * many), _BEAT_SECONDS)
+        return min(max(_MEETING_SECONDS, many), _STEADY_SECONDS)
 
-    def _connect(self) -> Line:
+    def _connect(self) -> Wire:
         with self._changed:
             over = self.known.ending is not None or self._standing.phase is Phase.GONE or self._stopping
             visitor = Visitor(self.who, self._beat(), self.known, takes_over=not over)
@@ -234,10 +225,10 @@ class Pulse:
         except NotWelcome as error:
             self._know(dataclasses.replace(self.known, refusal=error.refusal))
             raise
-        self._line, self.who, self._leader_silent = reached.line, reached.who, 0.0
+        self._wire, self.who, self._leader_silent = reached.wire, reached.who, 0.0
         if reached.is_new:
-            self._know(dataclasses.replace(self.known, state=None, call=None, lobby=""))
-        return self._line
+            self._know(dataclasses.replace(self.known, state=None, call=None, lobby="", trial=None))
+        return self._wire
 
     def _beat(self) -> str:
         with self._changed:
@@ -269,6 +260,8 @@ class Pulse:
         with self._changed:
             del self._outbox[: len(errand.outbox)]
             self._written = errand.said
+        if known.trial is not None and known.trial != errand.known.trial:
+            self._trying.ask(known.trial)
         self._know(known)
 
     def _know(self, known: Known) -> None:
@@ -286,7 +279,7 @@ class Pulse:
             self._alarm()
 
     def _lose(self, trouble: str, *, silent: bool, told: bool) -> None:
-        if self._line is not None:
+        if self._wire is not None:
             self._reach.lose(silent=silent)
         self._hang_up()
         if told:
@@ -295,6 +288,6 @@ class Pulse:
             self._taken = self._said
 
     def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None

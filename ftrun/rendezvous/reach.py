@@ -5,6 +5,9 @@ ranks: all ask the same ones in the same order, so that they come together at th
 leads in the store that it has served idly until then. Nobody passes over a member that answers; a member that can't be
 reached by some, but by others, makes two leaders at worst, of whom one at most has most members of the last round (see
 :meth:`ftrun.rendezvous.leader.Leader.inherit`) and the other gives way (:mod:`ftrun.rendezvous.scout`).
+
+A new agent looks at all endpoints and where the run's note points to (:mod:`~ftrun.rendezvous.note`); any agent that
+serves a store there tells it where the leader is. Only when nobody is found, a node at an endpoint begins a run.
 """
 
 from __future__ import annotations
@@ -12,103 +15,60 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.keys import Keys
-from ftrun.rendezvous.line import Line, LineDown
 from ftrun.rendezvous.look import announce
 from ftrun.rendezvous.member import Inheritance, Known, heirs
-from ftrun.rendezvous.model import PROTOCOL, Job, Outcome, Refusal, State, Who
+from ftrun.rendezvous.model import PROTOCOL, Job, Outcome, State, Who
+from ftrun.rendezvous.visiting import Home, Moved, NobodyLeads, NotWelcome, Reached, Visitor
+from ftrun.rendezvous.wire import Deserted, LineDown, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ftrun.rendezvous.endpoint import Endpoint
+    from ftrun.rendezvous.note import Board, Note
 
 _SHORT_PATIENCE = 0.6
 """For one that may well be dead, while others wait for their turn."""
 _HEIR_LOOK_SECONDS = 0.1
-
-
-class NobodyLeads(LineDown):
-    """A store answers there, and no run is led in it."""
-
-
-class Moved(LineDown):
-    """A store answers there, and says that another one is to be asked."""
-
-
-class NotWelcome(LineDown):
-    """This node has no business there.
-
-    Attributes:
-        refusal: why.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.refusal = Refusal(excluded=False, reason=reason)
-
-
-@dataclass(frozen=True)
-class Visitor:
-    """A node that looks for the leader.
-
-    Attributes:
-        who: how it introduces itself; an empty address is filled in.
-        beat: its record.
-        known: what it knows.
-        takes_over: it may become the leader.
-    """
-
-    who: Who
-    beat: str
-    known: Known
-    takes_over: bool
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A connection to the leader's store.
-
-    Attributes:
-        line: the connection.
-        who: the node with the address under which it introduced itself.
-        is_new: the leader is another one than before.
-    """
-
-    line: Line
-    who: Who
-    is_new: bool
+_NOTE_SECONDS = 2.0
+"""For those that a note names, at one attempt; the next one asks the others."""
 
 
 class Reach:
     """Finds the leader. Used by the pulse's thread.
 
     Args:
-        where: the endpoint.
-        addresses: numeric addresses to try instead of those that the endpoint's name stands for; of the host itself.
+        endpoints: where to look.
         run_id: the run that this node belongs to.
         patience: seconds within which a host that is well answers.
-        lead: has this node take over as the leader, and returns the port of its store; None where nobody takes over.
+        home: the store that this node serves itself.
+        board: where notes are; None where there are none.
+        failover: another node takes over where the leader is lost.
     """
 
     def __init__(
         self,
-        where: Endpoint,
-        addresses: list[str],
+        endpoints: tuple[Endpoint, ...],
         run_id: str,
         patience: float,
-        lead: Callable[[Who, Inheritance], int] | None,
+        home: Home,
+        board: Board | None = None,
+        *,
+        failover: bool = True,
     ) -> None:
-        self._where = where
-        self._addresses = addresses
-        self._given = bool(addresses)
+        self._endpoints = endpoints
+        self._resolved: dict[str, list[str]] = {}
         self._run_id = run_id
         self._patience = patience
-        self._lead = lead
+        self._home = home
+        self._board = board
+        self._failover = failover
+        self._note: Note | None = None
+        self._deserted = False  # all that the note names say that nobody is there
+        self._asked = 0  # how many of them were asked so far
+        self._guided = ""
         self._place: tuple[str, int] | None = None  # where the leader was last
         self._lost: tuple[str, int] | None = None  # where one was that is lost
         self._silent = False  # its store was silent, rather than away
@@ -140,8 +100,12 @@ class Reach:
             NotWelcome: this node has no business there.
             LineDown: nobody leads the run that can be reached.
         """
-        ways = [self._at_the_endpoint]
-        if self._lead is not None and visitor.takes_over and heirs(visitor.known, self._host):
+        ways = [self._at_the_endpoints]
+        if self._board is not None:
+            ways.append(self._at_the_note)
+        if visitor.takes_over and visitor.known.round is None:
+            ways.append(self._at_home)
+        if self._failover and visitor.takes_over and heirs(visitor.known, self._host):
             ways.insert(0, self._at_an_heir)
         if self._place is not None:  # to ask a host again that has just been silent takes time
             ways.insert(1 if self._silent else 0, self._where_it_was)
@@ -155,8 +119,18 @@ class Reach:
                 troubles.append(str(error))
             else:
                 self._silent = False
+                self._tell_way(visitor.known)
                 return reached
-        raise LineDown("; ".join(dict.fromkeys(troubles)))
+        raise LineDown("; ".join(dict.fromkeys(filter(None, troubles))))
+
+    def _tell_way(self, known: Known) -> None:
+        """Let others who ask here know where the leader is."""
+        if self._place is None or self._home.owns(*self._place):
+            return
+        address, port = self._place
+        if f"{address} {port}" != self._guided:
+            self._guided = f"{address} {port}"
+            self._home.guide(f"{self._guided} {_latest(known)}")
 
     # Places
 
@@ -165,23 +139,56 @@ class Reach:
             raise LineDown("it was nowhere")
         return self._reach(visitor, *self._place, _SHORT_PATIENCE if self._place == self._lost else self._patience)
 
-    def _at_the_endpoint(self, visitor: Visitor) -> Reached:
-        trouble = f"the name {self._where.host} doesn't resolve"
-        for address in self._resolve():
+    def _at_the_endpoints(self, visitor: Visitor) -> Reached:
+        troubles = []
+        for where in self._endpoints:
+            addresses = self._resolve(where.host)
+            if not addresses:
+                troubles.append(f"the name {where.host} doesn't resolve")
+            for address in addresses:
+                if self._home.owns(address, where.port):
+                    continue
+                try:
+                    return self._reach(visitor, address, where.port, self._patience)
+                except (NotWelcome, Moved):
+                    raise
+                except LineDown as error:
+                    troubles.append(str(error))
+        raise LineDown("; ".join(troubles))
+
+    def _resolve(self, host: str) -> list[str]:
+        # A resolver that is away for a while doesn't take away what it said before.
+        with contextlib.suppress(OSError):
+            self._resolved[host] = endpoint.resolve(host)
+        return self._resolved.get(host, [])
+
+    def _at_the_note(self, visitor: Visitor) -> Reached:
+        """At the leader that the run's note names, or where one of its members has met the one after it."""
+        self._note = self._board.read() if self._board is not None else None
+        if self._note is None:
+            raise LineDown("")
+        places = [place for place in self._note.places if not self._home.owns(*place)]
+        if self._note.name != visitor.who.name:  # what a machine calls itself means something else here
+            places = [place for place in places if not endpoint.is_loopback(place[0])]
+        deserted, began = 0, time.monotonic()
+        for _ in places:
+            place = places[self._asked % len(places)]
+            self._asked += 1
             try:
-                return self._reach(visitor, address, self._where.port, self._patience)
-            except NotWelcome:
+                return self._reach(visitor, *place, _SHORT_PATIENCE)
+            except (NotWelcome, Moved):
                 raise
             except LineDown as error:
-                trouble = str(error)
-        raise LineDown(trouble)
+                deserted += isinstance(error, Deserted)
+            if time.monotonic() - began >= _NOTE_SECONDS:
+                break
+        self._deserted = deserted == len(places) > 0
+        raise LineDown("")  # what there is to say of it, home says
 
-    def _resolve(self) -> list[str]:
-        if not self._given:
-            # A resolver that is away for a while doesn't take away what it said before.
-            with contextlib.suppress(OSError):
-                self._addresses = endpoint.resolve(self._where.host)
-        return self._addresses
+    def _at_home(self, visitor: Visitor) -> Reached:
+        """Here, in a run that begins."""
+        port = self._home.begin(visitor.who, self._note, deserted=self._deserted)
+        return self._reach(visitor, "127.0.0.1", port, self._patience)
 
     def _at_an_heir(self, visitor: Visitor) -> Reached:
         """At the first of the heirs that lives, which may be this node."""
@@ -199,11 +206,13 @@ class Reach:
     def _take_over(self, visitor: Visitor) -> int:
         """Lead from here on. Returns the port of this node's store."""
         known = visitor.known
-        if self._lead is None or known.round is None:
+        if known.round is None:
             raise LineDown("there is nothing to take over")
         left = known.call.left if known.call is not None else ()
         try:
-            return self._lead(visitor.who, Inheritance(known.round, self._host, left, self._succession + 1))
+            return self._home.take_over(
+                visitor.who, Inheritance(known.round, self._host, left, self._succession + 1, self._silent)
+            )
         except (OSError, RuntimeError) as error:
             raise LineDown(f"this node can't take over: {error}") from error
 
@@ -228,41 +237,43 @@ class Reach:
     def _reach(self, visitor: Visitor, address: str, port: int, patience: float) -> Reached:
         if self._stopped:
             raise LineDown("this node ends its part")
-        line = Line(address, port, "ftrun-pulse-line", patience)
+        wire = Wire(address, port, patience)
+        wire.open()
         try:
-            line.open()
-            reached = self._introduce(line, address, visitor)
+            reached = self._introduce(wire, address, visitor)
         except BaseException:
-            line.close()
+            wire.close()
             raise
         self._place = (address, port)
-        line.patience = self._patience
+        wire.patience = self._patience
         return reached
 
-    def _introduce(self, line: Line, address: str, visitor: Visitor) -> Reached:
-        if not line.call(lambda store: store.check([Keys.JOB])):
-            raise NobodyLeads(f"there is no rendezvous of ftrun at {address}")
-        job = Job.decode(line.call(lambda store: store.get(Keys.JOB)).decode())
+    def _introduce(self, wire: Wire, address: str, visitor: Visitor) -> Reached:
+        led, guide, moved, said = wire.exchange((), (Keys.JOB, Keys.GUIDE, Keys.MOVED, Keys.STATE))
+        if not led or not said:
+            self._follow(guide or "", address, visitor.known)
+            raise NobodyLeads(f"nobody leads a rendezvous at {address} yet")
+        job = Job.decode(led)
         self._require_ours(job)
-        self._follow(line.call(lambda store: store.get(Keys.MOVED)).decode(), address, visitor.known)
-        state = State.decode(line.call(lambda store: store.get(Keys.STATE)).decode())
+        self._follow(moved or "", address, visitor.known)
+        state = State.decode(said)
         if self._leader == job.leader:
-            return Reached(line, visitor.who, is_new=False)
+            return Reached(wire, visitor.who, is_new=False)
         if state.outcome is not Outcome.OPEN:
             raise LineDown(f"the run at {address} is over")  # its host is about to end; another one may follow
         if 0 < state.generation < _latest(visitor.known):
             raise LineDown(f"the rendezvous at {address} is behind: another one has gone on")
         who = self._with_address(visitor.who, address)
-        line.call(lambda store: announce(store, who, visitor.beat, visitor.known.round))
+        announce(wire, who, visitor.beat, visitor.known.round)
         self._leader, self._host, self._succession = job.leader, job.node, job.succession
-        return Reached(line, who, is_new=True)
+        return Reached(wire, who, is_new=True)
 
     def _require_ours(self, job: Job) -> None:
         if job.protocol != PROTOCOL:
             raise NotWelcome(f"{job.host}, which hosts the rendezvous, has another version of ftrun: install the same.")
         if job.run_id != self._run_id:
             raise NotWelcome(
-                f"{self._where} is the endpoint of another run, {job.run_id!r}, and this is {self._run_id!r}: "
+                f"{self._endpoints[0]} is the endpoint of another run, {job.run_id!r}, and this is {self._run_id!r}: "
                 "give each run an endpoint of its own, or all its nodes the same --rdzv-id."
             )
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch.distributed import Store, TCPStore
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
-from ftrun.rendezvous.line import CONNECTING, LineDown
+from ftrun.rendezvous.wire import LineDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_START_SECONDS = 10.0
+_START_SECONDS = 30.0
+"""It looks up its own name, and that of whoever connects: as long as a name server that is away is waited for."""
 
 
 class RoundBroken(RendezvousError):
@@ -83,8 +84,7 @@ class RoundServer:
 
     def _make(self) -> None:
         seconds = dt.timedelta(seconds=_START_SECONDS)
-        with CONNECTING:
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=seconds)
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=seconds)
         self.port = self.master_port = store.port
         if not self._shared:
             with socket.socket() as free:
@@ -165,7 +165,7 @@ class RoundStore(Store):
 
     def _call(self, act: Callable[[Store], T]) -> T:
         try:
-            return self._line.call(act)
+            return self._line.call(act, until=self._broken)
         except LineDown as error:
             raise RoundBroken(self._broken() or f"the store of the round is lost: {error}") from error
 

@@ -2,29 +2,28 @@
 
 When a store's host is cut off, those who can't reach it take over; it may live on behind the cut, with some nodes or
 alone, and a host that is started anew at the endpoint knows of nothing. A leader that has taken over looks for such
-others now and then, where they can be: at the endpoint, and at the nodes it doesn't hear from. The one with the later
-round goes on (at most one has formed any since they parted), otherwise the earlier leader; nodes of the other follow.
+others now and then, where they can be: at an endpoint, where a note says, and at the nodes it doesn't hear from. The
+one with the later round goes on (at most one has formed any since they parted), otherwise the earlier leader; nodes of
+the other follow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.keys import Keys
-from ftrun.rendezvous.line import Line, LineDown
 from ftrun.rendezvous.model import Job, Outcome, State
+from ftrun.rendezvous.wire import LineDown, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.distributed import Store
-
     from ftrun.rendezvous.endpoint import Endpoint
+    from ftrun.rendezvous.note import Board
     from ftrun.rendezvous.serving import Serving
 
 _EVERY_SECONDS = 1.0
@@ -58,14 +57,18 @@ class Scout:
 
     Args:
         serving: the leader that it looks out for.
-        where: the endpoint.
+        endpoints: all of them.
         address: ``address port`` where others find that leader.
+        board: where notes are, another leader's among them; None where there are none.
     """
 
-    def __init__(self, serving: Serving, where: Endpoint, address: str) -> None:
+    def __init__(
+        self, serving: Serving, endpoints: tuple[Endpoint, ...], address: str, board: Board | None = None
+    ) -> None:
         self._serving = serving
-        self._where = where
+        self._endpoints = endpoints
         self._address = address
+        self._board = board
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftrun-scout", daemon=True)
 
@@ -84,31 +87,36 @@ class Scout:
             for address, port in self._places():
                 if self._stop.is_set():
                     return
-                line = Line(address, port, "ftrun-scout-line", _PATIENCE)
+                wire = Wire(address, port, _PATIENCE)
                 with contextlib.suppress(LineDown):
-                    line.open()
-                    line.call(functools.partial(self._meet, f"{address} {port}"))
-                line.close()
+                    wire.open()
+                    self._meet(f"{address} {port}", wire)
+                wire.close()
 
     def _places(self) -> Iterator[tuple[str, int]]:
         places = [(who.address, who.port) for who in self._serving.missing[:_MOST] if who.port]
-        with contextlib.suppress(OSError):
-            places = [*((address, self._where.port) for address in endpoint.resolve(self._where.host)), *places]
-        for address, port in places:
+        for where in self._endpoints:
+            with contextlib.suppress(OSError):
+                places = [*((address, where.port) for address in endpoint.resolve(where.host)), *places]
+        note = self._board.read() if self._board is not None else None
+        if note is not None and note.leader != self._serving.job.leader:
+            places.append((note.address, note.port))
+        for address, port in dict.fromkeys(places):
             if port != self._serving.port or not endpoint.is_mine(address):
                 yield address, port
 
-    def _meet(self, place: str, store: Store) -> None:
+    def _meet(self, place: str, wire: Wire) -> None:
         """Another store: if somebody leads the same run there, one of the two gives way."""
-        if not store.check([Keys.JOB]) or store.get(Keys.MOVED):
+        led, moved, said = wire.exchange((), (Keys.JOB, Keys.MOVED, Keys.STATE))
+        if not led or moved or not said:
             return
-        job, state = Job.decode(store.get(Keys.JOB).decode()), State.decode(store.get(Keys.STATE).decode())
+        job, state = Job.decode(led), State.decode(said)
         ours = self._serving.job
         if (job.run_id, job.protocol) != (ours.run_id, ours.protocol) or state.outcome is not Outcome.OPEN:
             return
         mine = Claim(self._serving.generation, ours.succession, ours.leader)
         theirs = Claim(state.generation, job.succession, job.leader)
         if mine.goes_before(theirs):
-            store.set(Keys.MOVED, f"{self._address} {mine.generation}")
+            wire.exchange((("set", Keys.MOVED, f"{self._address} {mine.generation}"),), ())
         else:
             self._serving.move_to = f"{place} {theirs.generation}"

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import secrets
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from torch.distributed import TCPStore
-
-from ftrun.rendezvous.actions import Called, Ended, Formed, Observation, Refused
+from ftrun.rendezvous.actions import Asked, Called, Ended, Formed, Observation, Parted, Refused
 from ftrun.rendezvous.keys import Keys
 from ftrun.rendezvous.leader import Leader
-from ftrun.rendezvous.line import CONNECTING
 from ftrun.rendezvous.model import Beat, Call, Ending, Job, Outcome, Round, State, Who
+from ftrun.rendezvous.preflight import Report
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
-
-    from torch.distributed import Store
 
     from ftrun.rendezvous.actions import Action
     from ftrun.rendezvous.member import Inheritance
     from ftrun.rendezvous.model import Terms
+    from ftrun.rendezvous.shelf import Server, Shelf
 
 _LOOK_SECONDS = 0.05
 _STEADY_SECONDS = 0.1
@@ -34,44 +29,22 @@ _START_SECONDS = 10.0
 _KEPT_ROUNDS = 3
 
 
-class Server:
-    """A store that this process serves: at the endpoint, or anywhere, for the day on which the endpoint's host is lost.
-
-    Args:
-        listener: listens where it is to be; it is taken over.
-
-    Attributes:
-        port: where it is.
-        store: a client of it; a call to a store in the same process is always answered.
-    """
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.port = int(listener.getsockname()[1])
-        with CONNECTING:  # a server is a client of its own, too
-            self.store: TCPStore | None = TCPStore(
-                "127.0.0.1",
-                self.port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=dt.timedelta(seconds=_START_SECONDS),
-                master_listen_fd=listener.detach(),
-            )
-
-    def close(self) -> None:
-        """Serve no longer."""
-        self.store = None
-
-
 class Serving:
     """The leader of a run at work in a store of its own process. One agent of a run has it.
 
     Args:
-        server: its store.
+        server: where it serves what it says.
         run_id: whose rendezvous it is.
         terms: what the leader goes by.
         host: the node that it runs on.
         report: is told in words what the leader decides; called on the leader's thread.
         inheritance: what it takes over; None for the first leader.
+        remembered: the latest round of a run that nobody lives of: this one counts on from there.
+
+    Attributes:
+        job: whose store it is.
+        formed: the latest round; None before the first.
+        missing: nodes that it has heard of and doesn't hear from.
     """
 
     def __init__(
@@ -82,6 +55,7 @@ class Serving:
         host: Who,
         report: Callable[[str], None],
         inheritance: Inheritance | None = None,
+        remembered: int = 0,
     ) -> None:
         self._server = server
         self._host = host
@@ -90,13 +64,16 @@ class Serving:
         self.job = Job(run_id, secrets.token_hex(8), host.name, host.node, succession)
         self._leader = Leader(terms, host)
         self._inheritance = inheritance
+        self._leader.remember(remembered)
+        self.formed: Round | None = inheritance.last if inheritance is not None else None
         if inheritance is not None:
-            self._leader.inherit(inheritance.last, inheritance.host, inheritance.left)
+            self._leader.inherit(inheritance.last, inheritance.host, inheritance.left, silent=inheritance.silent)
         self._thread = threading.Thread(target=self._run, name="ftrun-leader", daemon=True)
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._told = threading.Event()
         self._seen: set[str] = set()
+        self._heard: dict[str, tuple[str, Report]] = {}
         self._count = 0
         self._said = ""
         self._lobby = ""
@@ -116,6 +93,16 @@ class Serving:
     def generation(self) -> int:
         """The latest round."""
         return self._leader.generation
+
+    @property
+    def latest(self) -> int:
+        """The latest round that it knows of, one of a run before this one included."""
+        return self._leader.latest
+
+    @property
+    def over(self) -> bool:
+        """Whether the run is over."""
+        return self._leader.ending is not None
 
     @property
     def leads(self) -> bool:
@@ -143,9 +130,9 @@ class Serving:
             self._stop.set()
             self._thread.join(_START_SECONDS)
 
-    def _furnish(self, store: Store) -> None:
+    def _furnish(self, store: Shelf) -> None:
         for key in (Keys.NODES, Keys.END, Keys.LOBBY, Keys.MOVED):
-            store.set(key, "")
+            store.set(key, "")  # what an earlier leader here has left
         store.set(Keys.STATE, self._state().encode())
         if self._inheritance is not None:
             last = self._inheritance.last
@@ -156,9 +143,7 @@ class Serving:
     # The leader's thread
 
     def _run(self) -> None:
-        store = self._server.store
-        if store is None:
-            return
+        store = self._server.shelf
         try:
             self._furnish(store)
             self._ready.set()
@@ -169,7 +154,7 @@ class Serving:
         finally:
             self._told.set()
 
-    def _give_up(self, store: Store, error: Exception) -> None:
+    def _give_up(self, store: Shelf, error: Exception) -> None:
         reason = f"the leader of the rendezvous, on {self._host.name}, failed: {error!r}"
         self._report(reason)
         ending = Ending(Outcome.FAILED, reason)
@@ -178,29 +163,33 @@ class Serving:
             store.set(Keys.END, ending.encode())
             store.set(Keys.STATE, state.encode())
 
-    def _look(self, store: Store) -> bool:
+    def _look(self, store: Shelf) -> bool:
         """Look once, and act. Returns whether it still leads."""
         nodes = [node for node in self._leader.nodes if node in self._seen]
         if self.move_to:
             store.set(Keys.MOVED, self.move_to)
-        keys = [Keys.NODES, Keys.END, Keys.MOVED, *map(Keys.beat, nodes)]
-        announced, ending, moved, *records = store.multi_get(keys)
+        keys = [Keys.NODES, Keys.END, Keys.MOVED, *map(Keys.beat, nodes), *map(Keys.reach, nodes)]
+        announced, ending, moved, *found = store.exchange((), keys)
+        records, reports = found[: len(nodes)], found[len(nodes) :]
         if moved:
-            self._report(f"another leader goes on: the rendezvous has moved to {moved.decode()}")
+            self._report(f"another leader goes on: the rendezvous has moved to {moved}")
             return False
-        beats = {node: Beat.decode(text.decode()) for node, text in zip(nodes, records, strict=True)}
-        newcomers, last = self._newcomers(store, announced.decode().split(), beats)
+        beats = {node: Beat.decode(text) for node, text in zip(nodes, records, strict=True) if text}
+        newcomers, last = self._newcomers(store, (announced or "").split(), beats)
         seen = Observation(
             now=time.monotonic(),
             newcomers=newcomers,
             beats=beats,
-            ending=Ending.decode(ending.decode()) if ending else None,
+            ending=Ending.decode(ending) if ending else None,
             excluded=self.excluded,
             hold_growth=self.hold_growth,
             last=last,
+            reports=self._reports(nodes, reports),
         )
         if last is not None:
             store.set(Keys.round(last.generation), last.encode())  # it may be new to this store
+            if self.formed is None or self.formed.generation < last.generation:
+                self.formed = last
         for action in self._leader.step(seen):
             self._publish(store, action)
         self._say(store)
@@ -209,8 +198,14 @@ class Serving:
             self._told.set()
         return True
 
+    def _reports(self, nodes: list[str], texts: list[str | None]) -> dict[str, Report]:
+        for node, text in zip(nodes, texts, strict=True):
+            if text and (node not in self._heard or self._heard[node][0] != text):
+                self._heard[node] = (text, Report.decode(text))
+        return {node: self._heard[node][1] for node, text in zip(nodes, texts, strict=True) if text}
+
     def _newcomers(
-        self, store: Store, announced: list[str], beats: dict[str, Beat]
+        self, store: Shelf, announced: list[str], beats: dict[str, Beat]
     ) -> tuple[tuple[Who, ...], Round | None]:
         """Those that nobody has looked at yet, and the latest round they know of; their records come to ``beats``."""
         new = [node for node in announced if node not in self._seen]
@@ -218,36 +213,41 @@ class Serving:
             return (), None
         self._seen.update(new)
         keys = [*map(Keys.who, new), *map(Keys.beat, new), *map(Keys.last, new)]
-        texts = [text.decode() for text in store.multi_get(keys)]
+        texts = [text or "" for text in store.exchange((), keys)]
         who, records, last = (texts[start : start + len(new)] for start in range(0, len(texts), len(new)))
         beats.update(zip(new, map(Beat.decode, records), strict=True))
         rounds = [Round.decode(text) for text in last if text]
         return tuple(map(Who.decode, who)), max(rounds, key=lambda each: each.generation, default=None)
 
-    def _publish(self, store: Store, action: Action) -> None:
+    def _publish(self, store: Shelf, action: Action) -> None:
         if isinstance(action, Called):
-            store.set(Keys.call(action.generation), Call(action.reason, action.left).encode())
+            store.set(Keys.call(action.generation), Call(action.reason, action.left, action.growth).encode())
             self._report(f"a new round is called: {action.reason}")
         elif isinstance(action, Formed):
             generation = action.round.generation
+            self.formed = action.round
             store.set(Keys.round(generation), action.round.encode())
-            for old in (Keys.round, Keys.store, Keys.call):
-                store.delete_key(old(generation - _KEPT_ROUNDS))
+            old = generation - _KEPT_ROUNDS
+            store.exchange([("delete", key(old), "") for key in (Keys.round, Keys.store, Keys.call)], ())
             self._report(f"round {generation}: {', '.join(each.name for each in action.round.members)}")
         elif isinstance(action, Refused):
             store.set(Keys.refusal(action.who.node), action.refusal.encode())
             self._report(f"{action.who.name} is refused: {action.refusal.reason}")
+        elif isinstance(action, Asked):
+            store.set(Keys.TRIAL, action.trial.encode())
+        elif isinstance(action, Parted):
+            self._report(action.text)
         elif isinstance(action, Ended):
             store.set(Keys.END, action.ending.encode())
             self._report(f"the run is over: {action.ending.reason}")
 
-    def _say(self, store: Store) -> None:
+    def _say(self, store: Shelf) -> None:
         lobby = self._leader.lobby()
         if lobby != self._lobby:
             self._lobby = lobby
             store.set(Keys.LOBBY, lobby)
         state = self._state()
-        said = f"{state.generation} {state.called} {state.outcome}"
+        said = f"{state.generation} {state.called} {state.outcome} {state.trial}"
         if said == self._said and time.monotonic() < self._say_at:
             return
         self._said, self._say_at = said, time.monotonic() + _SAY_SECONDS
@@ -256,4 +256,5 @@ class Serving:
 
     def _state(self) -> State:
         leader = self._leader
-        return State(self.job.leader, self._count, leader.generation, bool(leader.called), leader.outcome)
+        called, trial = bool(leader.called), leader.trial.number
+        return State(self.job.leader, self._count, leader.generation, called, leader.outcome, trial)

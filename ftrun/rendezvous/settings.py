@@ -6,23 +6,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftrun.errors import UsageError
-from ftrun.rendezvous.endpoint import Endpoint
+from ftrun.rendezvous.endpoint import Endpoint, parse_list
+from ftrun.rendezvous.member import Timing
 from ftrun.rendezvous.model import Terms
-from ftrun.rendezvous.pulse import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 _SECONDS = {
     "last_call_timeout": 5.0,
     "join_timeout": 600.0,
-    "lost_timeout": 1.0,
+    "lost_timeout": 1.2,
     "stop_timeout": 180.0,
     "stall_timeout": 60.0,
 }
-_SWITCHES = ("is_host", "failover", "quorum")
+_SWITCHES = ("is_host", "failover", "quorum", "preflight")
 _OTHER_BACKENDS = {"timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt",
                    "read_timeout", "store_type", "rank"}  # fmt: skip
 """Options of torch's own backends, which mean nothing here: they do no harm in a command that was written for those."""
@@ -33,7 +34,9 @@ class Settings:
     """What a handler is made from. Durations are seconds.
 
     Attributes:
-        where: the endpoint.
+        where: the endpoint; the first one of a list.
+        more: the others of the list, where the run is looked for, too.
+        notes: a directory shared by all nodes, in which the leader writes where it is; None where there is none.
         run_id: the run; nodes with another one are refused.
         terms: what the leader goes by, if this node hosts it.
         local_addr: how other nodes reach this one; found out where it is None.
@@ -55,10 +58,22 @@ class Settings:
     timing: Timing = field(default_factory=Timing)
     report: Callable[[str], None] = lambda _text: None
     failover: bool = True
+    more: tuple[Endpoint, ...] = ()
+    notes: Path | None = None
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """All of them."""
+        return (self.where, *self.more)
 
 
-def read(parameters: RendezvousParameters, traits: dict[str, str], report: Callable[[str], None]) -> Settings:
-    """Read torch's parameters.
+def read(
+    parameters: RendezvousParameters,
+    traits: dict[str, str],
+    report: Callable[[str], None],
+    notes: Path | None = None,
+) -> Settings:
+    """Read torch's parameters. The others are as in :class:`Settings`.
 
     Raises:
         UsageError: an option that doesn't exist, or with a value that can't be.
@@ -76,18 +91,25 @@ def read(parameters: RendezvousParameters, traits: dict[str, str], report: Calla
         stop_within=given["stop_timeout"],
         # Nobody takes over a run that only its first host can lead: it needs nobody's vote.
         quorum=switches["quorum"] is not False and switches["failover"] is not False,
+        gather=0.25,
+        # Without stores that stand by there is nothing to connect to.
+        preflight=switches["preflight"] is not False and switches["failover"] is not False,
     )
+    where, *more = parse_list(parameters.endpoint)
     return Settings(
-        Endpoint.parse(parameters.endpoint),
+        where,
         parameters.run_id,
         terms,
         local_addr=parameters.local_addr,
         is_host=switches["is_host"],
         traits=traits,
         join_timeout=given["join_timeout"],
-        timing=Timing(patience=1.25 * given["lost_timeout"], stall=given["stall_timeout"]),
+        # A node that is cut off has to stop its workers before the others go on without it.
+        timing=Timing(patience=0.8 * given["lost_timeout"], stall=given["stall_timeout"]),
         report=report,
         failover=switches["failover"] is not False,
+        more=tuple(more),
+        notes=notes,
     )
 
 

@@ -1,6 +1,6 @@
 """Measure ftrun, side by side with its peers, on this machine.
 
-    scripts/bench recovery|checkpoint|data|detect|all [--quick] [--json FILE]
+    scripts/bench recovery|checkpoint|data|nodes|detect|all [--quick] [--json FILE]
 
 Every figure is a ratio or a count from one run, the median of at least ten measurements (fewer with --quick), with the
 same thing measured twice beside it as a control. Close everything else: a busy machine shows in the control.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import checkpoint
 import data
 import detect
+import nodes
 import recovery
 from common import Settings, say, work_directory
 from figures import table, to_json
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
     from figures import Figure
 
-# A further subject (nodes, goodput) is a module with such a function, and a line here.
+# A further subject (goodput) is a module with such a function, and a line here.
 SUBJECTS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "recovery": recovery.measure,
     "checkpoint": checkpoint.measure,
     "data": data.measure,
+    "nodes": nodes.measure,
     "detect": detect.measure,
 }
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
 
 _NEEDED = {"iproute2": ("ip", "bridge"), "util-linux": ("nsenter", "unshare", "setpriv")}
 _SECONDS = 20.0
+_SLOW_SWITCH = Path(__file__).with_name("slow_switch.py")
 
-# As the first process of its namespace the shell must stay, and takes up what others leave behind.
-_NODE = 'hostname "$1" && mount --bind "$2" /etc/hosts && ip link set lo up && echo ready && { sleep infinity & wait; }'
+# As the first process of its namespace the shell must stay, and takes up what others leave behind. Memory is a node's
+# own, and gone when its power is.
+_NODE = (
+    'hostname "$1" && mount --bind "$2" /etc/hosts && mount -t tmpfs -o size=1g tmpfs /dev/shm && ip link set lo up'
+    " && echo ready && { sleep infinity & wait; }"
+)
 _SWITCH = "echo ready; exec sleep infinity"
 
 
@@ -45,6 +51,7 @@ class Net:
 
     Args:
         nodes: how many.
+        slow: packets can take their time and be lost, see :meth:`weather`; nodes can't be powered on again.
         own_name: what a node's own name stands for in its ``/etc/hosts``: the address that others use where nothing is
             given, ``127.0.1.1`` as Debian has it, or nothing at all where it is empty.
 
@@ -52,8 +59,9 @@ class Net:
         RuntimeError: it can't be made; see :func:`why_not`.
     """
 
-    def __init__(self, nodes: int, *, own_name: str | None = None) -> None:
+    def __init__(self, nodes: int, *, own_name: str | None = None, slow: bool = False) -> None:
         sweep()
+        self._slow: subprocess.Popen[str] | None = None
         self._own_name = own_name
         self._directory = Path(tempfile.mkdtemp(prefix="ftrun-net-"))
         self._bent: set[tuple[int, int]] = set()
@@ -63,7 +71,10 @@ class Net:
             self._switch = hold("unshare", "-n", "sh", "-c", _SWITCH)
             self._ip(self._switch.pid, ["link add br0 type bridge", "link set br0 up"])
             self._nodes = {number: Node(self, number, nodes) for number in range(1, nodes + 1)}
-            self._connect(self._nodes.values())
+            if slow:
+                self._connect_slowly()
+            else:
+                self._connect(self._nodes.values())
         except BaseException:
             self.close()
             raise
@@ -78,8 +89,9 @@ class Net:
         """Power everything off, and leave nothing."""
         for node in self._nodes.values():
             node.power_off()
-        if self._switch is not None:
-            end(self._switch)
+        for each in (self._switch, self._slow):
+            if each is not None:
+                end(each)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
@@ -92,6 +104,18 @@ class Net:
         return self._nodes[number]
 
     # Faults of the network
+
+    def weather(self, *, delay: float = 0.0, loss: float = 0.0) -> None:
+        """What every packet of a slow net goes through from now on.
+
+        Args:
+            delay: seconds, each way.
+            loss: share of packets that vanish.
+        """
+        assert self._slow is not None
+        assert self._slow.stdin is not None
+        self._slow.stdin.write(f"{1000 * delay} {loss}\n")
+        self._slow.stdin.flush()
 
     def cut(self, number: int) -> None:
         """Take a node off the net, silently: links stay up and packets vanish."""
@@ -164,14 +188,21 @@ class Net:
         assert self._switch is not None
         cables = []
         for node in nodes:
-            port, mac = f"p{node.number}", f"02:00:00:00:{node.number >> 8:02x}:{node.number & 255:02x}"
-            cables.append(f"link add {port} type veth peer name eth0 address {mac} netns {node.holder}")
+            port = f"p{node.number}"
+            cables.append(f"link add {port} type veth peer name eth0 address {mac(node.number)} netns {node.holder}")
             cables.append(f"link set {port} up master br0")
         self._ip(self._switch.pid, cables)
         for node in nodes:
             four, six = addresses(node.number)
             ends = [f"addr add {four}/16 dev eth0", f"addr add {six}/64 dev eth0 nodad", "link set eth0 up"]
             self._ip(node.holder, ends)
+
+    def _connect_slowly(self) -> None:
+        cards = []
+        for node in self._nodes.values():
+            four, six = addresses(node.number)
+            cards.append(f"{node.holder}/{mac(node.number)}/{four}/16,{six}/64 nodad")
+        self._slow = hold(sys.executable, "-S", str(_SLOW_SWITCH), *cards, stdin=subprocess.PIPE)
 
     def _port(self, number: int, *, state: int) -> None:
         assert self._switch is not None
@@ -188,6 +219,11 @@ def _enter(pid: int, *command: str, text: str = "") -> None:
     done = subprocess.run(inside, input=text, text=True, capture_output=True, timeout=_SECONDS, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}\n{text}")
+
+
+def mac(number: int) -> str:
+    """The address of a node's network card."""
+    return f"02:00:00:00:{number >> 8:02x}:{number & 255:02x}"
 
 
 def addresses(number: int) -> tuple[str, str]:

@@ -61,15 +61,19 @@ def _birth(pid: int) -> int | None:
         return None
 
 
-def hold(*command: str) -> subprocess.Popen[str]:
+def hold(*command: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     """Start a process that holds namespaces, and wait until it says that they are ready by printing a line.
+
+    Args:
+        command: program and arguments.
+        stdin: as of :class:`subprocess.Popen`.
 
     Raises:
         RuntimeError: it couldn't make them.
     """
     process = subprocess.Popen(
         [*_BOUND, *command],
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -88,8 +92,9 @@ def end(process: subprocess.Popen[str]) -> None:
     """Kill and reap one."""
     process.kill()
     process.wait(_SECONDS)
-    if process.stdout is not None:
-        process.stdout.close()
+    for each in (process.stdin, process.stdout):
+        if each is not None:
+            each.close()
 
 
 def child_of(pid: int) -> int | None:

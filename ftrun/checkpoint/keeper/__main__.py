@@ -1,6 +1,7 @@
-"""``python -m ftrun.checkpoint.keeper TIER``: the keeper of one node. It imports no torch.
+"""``python -m ftrun.checkpoint.keeper TIER [SOCKET]``: the keeper of one node. It imports no torch.
 
-Its settings are in ``TIER/keeper.json``, what it says goes to ``TIER/keeper.log``.
+Its settings are in ``TIER/keeper.json``, what it says goes to ``TIER/keeper.log``. SOCKET is the descriptor at which
+other nodes' keepers reach it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from ftrun.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ftrun.checkpoint.keeper.sharing import Sharing
+
 _log = logging.getLogger(__name__)
 
 _NICE = 12
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     inbox.open()
     try:
         with locked(tier.path / "keeper.lock", config.timeout, Rouser(tier).look):
-            return _serve(tier, config, inbox)
+            return _serve(tier, config, inbox, int(arguments[1]) if len(arguments) > 1 else None)
     except CheckpointError as error:
         _log.error("%s: does the keeper of an earlier launcher hang?", error)
         return Code.LOCKED_OUT
@@ -56,16 +59,28 @@ def main(arguments: Sequence[str]) -> int:
         return Code.DONE
 
 
-def _serve(tier: Tier, config: KeeperConfig, inbox: Inbox) -> int:
+def _serve(tier: Tier, config: KeeperConfig, inbox: Inbox, listening: int | None) -> int:
     if not owns(tier, config):
         return Code.DONE  # it went, or to the next launcher, while this keeper waited
     inbox.listen()
     local = LocalTier(config.local, config.node, config.run_id) if config.local else None
-    jobs = Jobs(tier, config, local, Limiter(config.drain_limit), Faults.from_environment(os.environ))
-    code = Loop(jobs, inbox).run()
+    limiter = Limiter(config.drain_limit)
+    jobs = Jobs(tier, config, local, limiter, Faults.from_environment(os.environ))
+    code = Loop(jobs, inbox, _sharing(tier, config, limiter, listening)).run()
     if inbox.orphaned:
         release(tier, config)
     return code
+
+
+def _sharing(tier: Tier, config: KeeperConfig, limiter: Limiter, listening: int | None) -> Sharing | None:
+    """Its part in copies from memory to memory, where those are wanted."""
+    if listening is None:
+        return None
+    from ftrun.checkpoint.keeper.sharing import Sharing  # what few need keeps no keeper's start waiting
+
+    made = Sharing(tier, config.run_id, limiter, listening)
+    made.start()
+    return made
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from ftrun.checkpoint.keeper.decide import Known, Stage
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from ftrun.checkpoint.keeper.jobs import Waits
+    from ftrun.checkpoint.keeper.results import Waits
     from ftrun.checkpoint.keeper.work import NodeWork
 
 _FIRST_DELAY, _LAST_DELAY = 0.05, 15.0
@@ -63,11 +63,15 @@ def waited(known: Known, result: Waits, now: float) -> Known:
     """A step did not succeed, or has to wait; how long until the next try."""
     tries = known.tries + 1
     longest = _LAST_POLL if known.stage is Stage.DONE else _LAST_DELAY
+    # The launcher may be about to tell of the start: that patience begins when it is first missed.
+    anew = known.troubled is None or (result.stale and not known.stale)
     return replace(
         known,
         trouble=result.reason,
         full=result.full,
-        troubled=now if known.troubled is None else known.troubled,
+        others=result.others,
+        stale=result.stale or (known.stale and known.stage is Stage.FAILED),
+        troubled=now if anew else known.troubled,
         tries=tries,
         due=now + min(longest, _FIRST_DELAY * 2.0 ** min(tries - 1, 30)),
     )

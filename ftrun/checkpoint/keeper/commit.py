@@ -22,7 +22,7 @@ from ftrun.checkpoint.records import DoneRecord
 from ftrun.checkpoint.storage.base import IrregularError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ftrun.checkpoint.keeper.faults import Faults
     from ftrun.checkpoint.layout import AttemptName, Root
@@ -41,6 +41,7 @@ class Verdict:
         size: bytes of all its files.
         differ: tensors that differ between ranks.
         final: another save of the same state would be refused for the same reason.
+        given_up: a node, or the leader in the place of one that is lost, has said that it won't be one.
     """
 
     committed: bool
@@ -48,6 +49,7 @@ class Verdict:
     size: int = 0
     differ: tuple[str, ...] = ()
     final: bool = False
+    given_up: bool = False
 
 
 @dataclass
@@ -66,8 +68,12 @@ class Ballot:
     faults: Faults
     done: dict[str, DoneRecord] = field(default_factory=dict)
 
-    def look(self, *, leads: bool) -> Verdict | str:
+    def look(self, *, leads: bool, fence: Callable[[], None] = lambda: None) -> Verdict | str:
         """Look whether it is decided, and on the leading node decide it once every rank has spoken.
+
+        Args:
+            leads: this is the leading node.
+            fence: called before anything is committed; what it raises keeps it from that.
 
         Returns:
             The verdict, or what is still missing.
@@ -83,13 +89,13 @@ class Ballot:
             return f"{MANIFEST} is not whole" if manifest is None else Verdict(True, size=manifest.size)
         given_up = sorted(filter(is_given_up, files))
         if given_up:
-            return Verdict(False, "; ".join(self._reason(file) for file in given_up[:8]))
+            return Verdict(False, "; ".join(self._reason(file) for file in given_up[:8]), given_up=True)
         if not leads:
             return f"there is still no {MANIFEST} from the node of rank 0: look into its log"
         self.read(filter(is_done, files))
-        return self._decide()
+        return self._decide(fence)
 
-    def _decide(self) -> Verdict | str:
+    def _decide(self, fence: Callable[[], None]) -> Verdict | str:
         words = {rank: word for record in self.done.values() for rank, word in record.words.items()}
         about = next((record.about for record in self.done.values() if record.about is not None), None)
         if about is None:
@@ -97,7 +103,11 @@ class Ballot:
         waiting = absent(words, about.world_size)
         if waiting:
             return f"there is still no done record for the node of rank {some(waiting)}: look into the logs there"
-        return self._refusal(words, about) or self._commit(about)
+        refused = self._refusal(words, about)
+        if refused is not None:
+            return refused
+        fence()
+        return self._commit(about)
 
     def _refusal(self, words: Mapping[int, Word], about: About) -> Verdict | None:
         foreign = sorted(set(words) - set(range(about.world_size)))
@@ -232,11 +242,28 @@ def roll_forward(root: Root, run_id: str, *, since: int, before: int, faults: Fa
 def _is_rollable(root: Root, name: AttemptName, files: Mapping[str, int], run_id: str, faults: Faults) -> bool:
     if any(map(is_given_up, files)) or not any(map(is_done, files)):
         return False
-    ballot = Ballot(root, name, faults)
+    verdict = finish(Ballot(root, name, faults), files, run_id)
+    return isinstance(verdict, Verdict) and verdict.committed
+
+
+def finish(ballot: Ballot, files: Mapping[str, int], run_id: str) -> Verdict | str:
+    """Commit an attempt in a leader's place, if every node has spoken and what they spoke of is still there.
+
+    Args:
+        ballot: of the attempt.
+        files: what lies under its name.
+        run_id: identity of the run.
+
+    Returns:
+        The verdict, or what is still missing.
+
+    Raises:
+        OSError: the storage failed.
+    """
     ballot.read(filter(is_done, files))
     for record in ballot.done.values():
-        whole = all(files.get(file) == each.size for file, each in record.files.items())
-        if record.about is None or record.about.run_id != run_id or not whole:
-            return False
-    verdict = ballot.look(leads=True)
-    return isinstance(verdict, Verdict) and verdict.committed
+        if record.about is None or record.about.run_id != run_id:
+            return Verdict(False, "a part of it belongs to another run")
+        if any(files.get(file) != each.size for file, each in record.files.items()):
+            return "files that a node has spoken of are missing"
+    return ballot.look(leads=True)

@@ -11,10 +11,11 @@ import os
 import stat
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.checksums import CHUNK, Checksums
+from ftrun.checkpoint.keeper.mappings import Mappings
 from ftrun.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ class Source:
     Attributes:
         path: where it lies.
         record: what its bytes must be; what may lie behind them doesn't count.
+        slot: it is a slot's payload, whose file is the same at later saves.
     """
 
     path: str
     record: FileRecord
+    slot: bool = False
 
     @property
     def size(self) -> int:
@@ -63,12 +66,14 @@ class Copier:
         meter: counts their bytes.
         faults: scripted ones.
         stage: ``local`` or ``root``, for the names of the faults.
+        mappings: of payloads, kept from save to save.
     """
 
     limiter: Limiter
     meter: Meter
     faults: Faults
     stage: str
+    mappings: Mappings = field(default_factory=Mappings)
 
     def copy(
         self, storage: Storage, directory: str, sources: Mapping[str, Source], copied: dict[str, FileRecord]
@@ -169,7 +174,7 @@ class Passage:
             return
         copier, size = self._copier, self._source.size
         step, middle = copier.limiter.slice, size // 2
-        with _mapped(self._source) as view:
+        with _mapped(self._source, copier.mappings) as view:
             for start in range(0, size, step):
                 if self._stop.is_set():
                     raise _Stopped
@@ -187,7 +192,7 @@ class Passage:
 
 
 @contextlib.contextmanager
-def _mapped(source: Source) -> Iterator[memoryview]:
+def _mapped(source: Source, mappings: Mappings) -> Iterator[memoryview]:
     try:
         descriptor = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -198,7 +203,10 @@ def _mapped(source: Source) -> Iterator[memoryview]:
             raise SourceError(f"{source.path} can't be read: it is no regular file")
         if status.st_size < source.size:
             raise SourceError(f"{source.path} has {status.st_size} bytes instead of {source.size}")
-        mapping = mmap.mmap(descriptor, source.size, prot=mmap.PROT_READ)
+        if source.slot:
+            mapping = mappings.of(source.path, descriptor, source.size)
+        else:
+            mapping = mmap.mmap(descriptor, source.size, prot=mmap.PROT_READ)
     except OSError as error:
         raise SourceError(f"{source.path} can't be read: {error.strerror}") from error
     finally:
@@ -208,6 +216,7 @@ def _mapped(source: Source) -> Iterator[memoryview]:
         yield view
     finally:
         view.release()
-        # A piece that somebody still holds keeps the mapping; it goes with the last of them.
-        with contextlib.suppress(BufferError):
-            mapping.close()
+        if not source.slot:
+            # A piece that somebody still holds keeps the mapping; it goes with the last of them.
+            with contextlib.suppress(BufferError):
+                mapping.close()

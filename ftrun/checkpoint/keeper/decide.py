@@ -30,6 +30,12 @@ LANES: dict[Do, Lane] = {
 FULL = 10.0
 """Seconds of patience with a full storage: the next snapshot, which is newer, has the same chance."""
 
+STALE = 5.0
+"""Seconds of patience with a launcher that hasn't said yet that another start runs."""
+
+OTHERS = 5.0
+"""Seconds at the end of a run for other nodes to finish a save of an earlier start: those that had it may be lost."""
+
 GONE = 1.0
 """Seconds without its seals after which a snapshot counts as replaced: a worker may put a seal back."""
 
@@ -55,6 +61,8 @@ class Known:
         gone: since when its seals are no longer seen in memory.
         trouble: why its next step has not succeeded yet, or what it waits for.
         full: the trouble is that storage is full.
+        others: it is that other nodes have not done their part.
+        stale: it is that a later start runs, of which nobody has told this node.
         troubled: when that began.
         tries: how often it failed or waited.
         due: when it is worth another try.
@@ -68,6 +76,8 @@ class Known:
     gone: float | None = None
     trouble: str = ""
     full: bool = False
+    others: bool = False
+    stale: bool = False
     troubled: float | None = None
     tries: int = 0
     due: float = 0.0
@@ -94,6 +104,7 @@ class View:
         busy: attempts that a lane works on.
         local: there is a local tier.
         closing: nobody will seal anything any more.
+        closed_for: for how many seconds that has been so.
         timeout: seconds of patience with storage and other nodes.
         unrolled: nobody has looked yet whether an earlier epoch left something to commit.
         unswept: nobody has looked for a while for what dead writers left.
@@ -109,6 +120,7 @@ class View:
     local: bool
     closing: bool
     timeout: float
+    closed_for: float = 0.0
     unrolled: bool = False
     unswept: bool = False
 
@@ -151,10 +163,21 @@ def objection(known: Known, view: View) -> str:
         return "the run was started over"
     if known.stage is Stage.SEALED and (reason := _not_whole(known, view)):
         return reason
-    patience = min(FULL, view.timeout) if known.full else view.timeout
+    patience = min(_patience(known, view), view.timeout)
     if known.troubled is None or view.now - known.troubled <= patience:
         return ""
     return f"{known.trouble} (after {patience:g} s)"
+
+
+def _patience(known: Known, view: View) -> float:
+    """With what keeps it from its next step."""
+    if known.full:
+        return FULL
+    if known.stale:
+        return STALE
+    if known.others and view.closed_for >= OTHERS and known.work.name.epoch < view.epoch:
+        return OTHERS
+    return view.timeout
 
 
 def _not_whole(known: Known, view: View) -> str:

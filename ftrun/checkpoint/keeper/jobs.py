@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,13 +13,15 @@ from ftrun.checkpoint.keeper import commit, scan
 from ftrun.checkpoint.keeper.commit import Ballot, Verdict
 from ftrun.checkpoint.keeper.copying import Copier, Source, SourceError
 from ftrun.checkpoint.keeper.decide import Stage
+from ftrun.checkpoint.keeper.mappings import Mappings
 from ftrun.checkpoint.keeper.pending import Pending
 from ftrun.checkpoint.keeper.rate import Meter
+from ftrun.checkpoint.keeper.results import Moved, Over, Skipped, Stale, Swept, Waits
 from ftrun.checkpoint.keeper.vetting import vet
 from ftrun.checkpoint.layout import LATEST, MANIFEST, Root, attempt_key, done_json, is_given_up
 from ftrun.checkpoint.leftovers import Leftovers
 from ftrun.checkpoint.records import DoneRecord
-from ftrun.errors import CheckpointError, UsageError
+from ftrun.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,63 +33,13 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.keeper.faults import Faults
     from ftrun.checkpoint.keeper.local import LocalTier
     from ftrun.checkpoint.keeper.rate import Limiter
+    from ftrun.checkpoint.keeper.results import Result
     from ftrun.checkpoint.keeper.work import NodeWork
     from ftrun.checkpoint.memory.tier import Tier
 
 _log = logging.getLogger(__name__)
 
 _TAKEN = "its slot is being taken for another snapshot"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-@dataclass(frozen=True)
-class Moved:
-    """The attempt has come to another stage."""
-
-    stage: Stage
-    work: NodeWork
-
-
-@dataclass(frozen=True)
-class Waits:
-    """Not yet; it is worth another try later.
-
-    Attributes:
-        reason: what it waits for.
-        full: the storage is full, which waiting seldom heals.
-    """
-
-    reason: str
-    full: bool = False
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """The local tier can't take it."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Over:
-    """Nothing is left to do for the attempt."""
-
-
-@dataclass(frozen=True)
-class Swept:
-    """What dead writers left was looked at."""
-
-
-Result = Moved | Waits | Skipped | Verdict | Over | Swept
-
-
-def outcome_of(error: Exception) -> Result:
-    """What an error in a lane means."""
-    if isinstance(error, UsageError | SourceError):
-        return Verdict(False, str(error))
-    full = isinstance(error, OSError) and error.errno in _FULL
-    said = str(error) if isinstance(error, OSError) and str(error) else f"{type(error).__name__}: {error}"
-    return Waits(said, full)
 
 
 @dataclass
@@ -102,6 +53,8 @@ class Jobs:
         limiter: for all bytes of the node.
         faults: scripted ones.
         meters: bytes copied, by attempt.
+        node: number of this node in the epoch that runs now. What it says of an attempt bears the number that it had
+            in that one's epoch: numbers change hands when nodes come and go, and within an epoch they don't.
     """
 
     tier: Tier
@@ -110,9 +63,15 @@ class Jobs:
     limiter: Limiter
     faults: Faults
     meters: dict[str, Meter] = field(default_factory=dict)
+    node: int = field(init=False)
     _copied: dict[tuple[str, str], dict[str, FileRecord]] = field(default_factory=dict)
     _ballots: dict[str, Ballot] = field(default_factory=dict)
     _leftovers: tuple[int, Leftovers] | None = None
+    _mappings: Mappings = field(default_factory=Mappings)
+
+    def __post_init__(self) -> None:
+        """Until it is told of an epoch, the number is that of the settings."""
+        self.node = self.config.node
 
     @cached_property
     def root(self) -> Root:
@@ -158,7 +117,7 @@ class Jobs:
         files = self.root.files(work.name)
         if MANIFEST in files or any(map(is_given_up, files)):
             return Moved(Stage.DONE, work)  # the next step finds out the rest
-        if done_json(self.config.node) not in files:
+        if done_json(work.first.node) not in files:
             self._require_our_root(record)
             if known.stage is Stage.SEALED and not self._hold(work):
                 return Waits(_TAKEN)
@@ -182,22 +141,39 @@ class Jobs:
             vet(work)
             return self._transfer("root", work, _in_memory(work), directory)
 
-    def settle(self, known: Known) -> Result:
+    def settle(self, known: Known, record: EpochRecord | None = None) -> Result:
         """Look whether it is committed; on the leading node, commit it when all nodes are done."""
         name, attempt = known.work.name, known.attempt
         ballot = self._ballots.setdefault(attempt, Ballot(self.root, name, self.faults))
-        found = ballot.look(leads=known.work.leads)
+        try:
+            found = ballot.look(leads=known.work.leads, fence=lambda: self._require_current(record))
+        except Stale as error:
+            return Waits(str(error), stale=True)
         if isinstance(found, str):
-            return self._removed(known) or Waits(found)
+            return self._removed(known) or Waits(found, others=True)
         if found.committed and known.work.leads:
             self._point_latest(known)
         return found
 
+    def _require_current(self, record: EpochRecord | None) -> None:
+        """A node that was cut off, or stood still, commits nothing: the others have gone on without it.
+
+        Raises:
+            Stale: a start has noted its epoch in the root of which nobody has told this node.
+        """
+        newest = epochs.newest(self.root) if record is not None else 0
+        if record is not None and newest > record.epoch:
+            raise Stale(
+                f"epoch {newest} has begun without this node, whose own is {record.epoch}: what its workers saved is "
+                "left to the others"
+            )
+
     def _removed(self, known: Known) -> Verdict | None:
         """The end of an attempt whose files are gone from the root that had them: nobody will commit it any more."""
-        if MANIFEST in (files := self.root.files(known.work.name)) or done_json(self.config.node) in files:
+        work = known.work
+        if MANIFEST in (files := self.root.files(work.name)) or done_json(work.first.node) in files:
             return None
-        record = epochs.read(self.root, known.work.name.epoch)
+        record = epochs.read(self.root, work.name.epoch)
         if record is None or record.run_id != self.config.run_id:
             return None  # the root itself isn't there
         return Verdict(False, "its files are not in the root any more: a newer checkpoint has replaced it")
@@ -218,13 +194,15 @@ class Jobs:
         files = self.root.files(name)
         if work.empty and not files:
             return Waits("no node has written anything")  # perhaps there is no other
-        if done_json(self.config.node) not in files and MANIFEST not in files:
+        if done_json(work.first.node) not in files and MANIFEST not in files:
             # Files first: on a full disk they make room for the note.
             mine = tuple(f"r{rank:05d}." for rank in work.first.node_ranks)
             self.root.delete_files(name, [file for file in files if file.lstrip(".").startswith(mine)])
         self.faults.hit("failed")
+        if known.stale and done_json(work.first.node) in files:
+            return Over()  # its part is there: whoever leads now may find it whole, and commit it
         if not work.alone:
-            commit.give_up(self.root, name, self.config.node, known.told)
+            commit.give_up(self.root, name, work.first.node, known.told)
         elif MANIFEST not in files:
             self.root.remove_attempt(name)
         return Over()
@@ -246,7 +224,8 @@ class Jobs:
         meter = self.meters[attempt] = Meter(work.size)
         meter.add(sum(record.size for record in copied.values()))
         storage = self.root.storage if stage == "root" or self.local is None else self.local.storage
-        Copier(self.limiter, meter, self.faults, stage).copy(storage, directory, sources, copied)
+        copier = Copier(self.limiter, meter, self.faults, stage, self._mappings)
+        copier.copy(storage, directory, sources, copied)
         return dict(copied)
 
     def _require_our_root(self, record: EpochRecord | None) -> None:
@@ -255,7 +234,7 @@ class Jobs:
         Raises:
             CheckpointError: it lacks it.
         """
-        if record is not None and not epochs.is_noted(self.root, record, launcher=self.config.node == 0):
+        if record is not None and not epochs.is_noted(self.root, record, launcher=self.node == 0):
             raise CheckpointError(
                 f"{self.root.url} lacks the note of epoch {record.epoch} that this run has put there: is it mounted?"
             )
@@ -265,7 +244,7 @@ class Jobs:
         return self.local.sources(work)
 
     def _vouch(self, work: NodeWork) -> None:
-        key = attempt_key(work.name, done_json(self.config.node))
+        key = attempt_key(work.name, done_json(work.first.node))
         self.faults.hit("done")
         try:
             self.root.create(key, work.done.to_bytes())
@@ -331,4 +310,5 @@ def _from_memory(work: NodeWork) -> Iterator[None]:
 
 
 def _in_memory(work: NodeWork) -> dict[str, Source]:
-    return {file: Source(path, record) for file, (path, record) in work.sealed.items()}
+    found = work.sealed.items()
+    return {file: Source(path, record, slot=file.endswith(".safetensors")) for file, (path, record) in found}

@@ -14,9 +14,9 @@ from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.commit import Verdict
 from ftrun.checkpoint.keeper.copying import SourceError
 from ftrun.checkpoint.keeper.decide import LANES, Action, Known, Stage, View, decide
-from ftrun.checkpoint.keeper.jobs import Moved, Over, Skipped, Swept, Waits, outcome_of
 from ftrun.checkpoint.keeper.lanes import Lanes
 from ftrun.checkpoint.keeper.report import Reporter
+from ftrun.checkpoint.keeper.results import Moved, Over, Skipped, Swept, Waits, outcome_of
 from ftrun.checkpoint.keeper.takeover import owns
 from ftrun.checkpoint.keeper.work import unsealed
 from ftrun.checkpoint.layout import AttemptName
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
     from ftrun.checkpoint.epochs import EpochRecord
     from ftrun.checkpoint.keeper.inbox import Inbox
-    from ftrun.checkpoint.keeper.jobs import Jobs, Result
+    from ftrun.checkpoint.keeper.jobs import Jobs
     from ftrun.checkpoint.keeper.lanes import Job
+    from ftrun.checkpoint.keeper.results import Result
+    from ftrun.checkpoint.keeper.sharing import Sharing
     from ftrun.checkpoint.memory.outcomes import Outcome
 
 _log = logging.getLogger(__name__)
@@ -47,9 +49,11 @@ class Loop:
     Args:
         jobs: what it can do.
         inbox: what it listens to.
+        sharing: its part in copies from memory to memory, where those are wanted.
     """
 
-    def __init__(self, jobs: Jobs, inbox: Inbox) -> None:
+    def __init__(self, jobs: Jobs, inbox: Inbox, sharing: Sharing | None = None) -> None:
+        self._sharing = sharing
         self._jobs, self._inbox = jobs, inbox
         self._tier, self._config = jobs.tier, jobs.config
         self._scanner = scan.Scanner(jobs.tier)
@@ -93,6 +97,8 @@ class Loop:
         self._read_epoch()
         self._unheard |= {outcome.attempt: (outcome, now) for outcome in self._reporter.news()}
         memory = self._scanner.scan()
+        if self._sharing is not None:
+            self._sharing.look(memory)
         self._known = book.see(self._known, memory, self._reporter.over, now)
         self._hear(now)
         for work in book.to_free(self._known, memory, self._reporter.over):
@@ -107,7 +113,7 @@ class Loop:
             elif known is None and now - since < _GRACE and self._closing_since is None:
                 continue  # other ranks of the node may seal it yet
             elif known is None and (name := AttemptName.parse(attempt)) is not None:
-                work = unsealed(name, self._config.run_id, self._config.node)
+                work = unsealed(name, self._config.run_id, self._jobs.node)
                 self._known[attempt] = Known(work, Stage.FAILED, now, told=outcome.reason)
                 self._reporter.hear(outcome)
             del self._unheard[attempt]
@@ -115,7 +121,7 @@ class Loop:
     def _view(self, now: float, closing: bool) -> View:
         jobs = self._lanes.jobs()
         epoch = self._epoch
-        leads = epoch is not None and self._config.node == 0
+        leads = epoch is not None and self._jobs.node == 0
         return View(
             known=tuple(self._known.values()),
             now=now,
@@ -127,6 +133,7 @@ class Loop:
             local=self._jobs.local is not None,
             closing=closing,
             timeout=self._config.timeout,
+            closed_for=0.0 if self._closing_since is None else now - self._closing_since,
             unrolled=leads and epoch is not None and self._rolled < epoch.epoch and now >= self._roll_due,
             unswept=leads and now >= self._sweep_due,
         )
@@ -151,7 +158,7 @@ class Loop:
         calls: dict[str, Callable[[], Result]] = {
             "copy": lambda: jobs.copy(known),
             "upload": lambda: jobs.upload(known, epoch),
-            "settle": lambda: jobs.settle(known),
+            "settle": lambda: jobs.settle(known, epoch),
             "tidy": lambda: jobs.tidy(known, epoch),
             "note": lambda: jobs.note(known),
         }
@@ -198,7 +205,9 @@ class Loop:
 
     def _finish(self, known: Known, verdict: Verdict, now: float) -> None:
         """Say what became of an attempt, and give back what it holds."""
-        if not verdict.committed and not known.work.missing:
+        # What was given up because a node was lost has made way for what the run went on from then.
+        past = verdict.given_up and self._epoch is not None and known.work.name.epoch < self._epoch.epoch
+        if not verdict.committed and not known.work.missing and not past:
             self._lost = True
         self._reporter.finish(known, verdict)
         self._jobs.forget(known.attempt)
@@ -206,14 +215,18 @@ class Loop:
             self._forget(known.attempt)
             return
         stage = Stage.COMMITTED if verdict.committed else Stage.FAILED
-        self._known[known.attempt] = replace(book.moved(known, stage, known.work, now), told=verdict.reason)
+        over = book.moved(known, stage, known.work, now)
+        self._known[known.attempt] = replace(over, told=verdict.reason, stale=known.stale)
 
     def _forget(self, attempt: str) -> None:
         self._known.pop(attempt, None)
         self._jobs.forget(attempt)
 
     def _read_epoch(self) -> None:
-        self._epoch = epochs.told(self._tier.path) or self._epoch  # the one before is the best that is known
+        told = epochs.told(self._tier.path)
+        if told is not None:  # else the one before is the best that is known
+            self._epoch = told.record
+            self._jobs.node = self._config.node if told.node is None else told.node
 
     def _is_closing(self, now: float) -> bool:
         """Whether nobody will seal anything any more."""

@@ -14,13 +14,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftrun import background
+from ftrun.checkpoint import epochs
 from ftrun.checkpoint.keeper.beat import Beat
 from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.local import LocalTier
 from ftrun.checkpoint.keeper.pending import Pending
 from ftrun.checkpoint.keeper.takeover import claim, release
-from ftrun.checkpoint.memory.files import make_way, put, read
-from ftrun.checkpoint.sealed import seal
+from ftrun.checkpoint.memory.files import make_way, read
 from ftrun.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,9 +43,13 @@ class Keeper:
         tier: the node's memory tier; made when the keeper starts.
         config: what it is told.
         stalled_after: seconds without a sign of life, while there is work, after which it is replaced.
+        listening: descriptor of the socket at which other nodes' keepers reach it; None where they don't.
     """
 
-    def __init__(self, tier: Tier, config: KeeperConfig, *, stalled_after: float = 30.0) -> None:
+    def __init__(
+        self, tier: Tier, config: KeeperConfig, *, stalled_after: float = 30.0, listening: int | None = None
+    ) -> None:
+        self._listening = listening
         self._tier = tier
         self._config = replace(config, token=secrets.token_hex(8))
         self._stalled_after = stalled_after
@@ -85,14 +89,18 @@ class Keeper:
         """
         claim(self._tier, self._config)
 
-    def begin_epoch(self, record: EpochRecord) -> None:
+    def begin_epoch(self, record: EpochRecord, node: int | None = None) -> None:
         """Say that the worker group starts with this epoch: what earlier ones left incomplete is dropped.
+
+        Args:
+            record: the start.
+            node: number of this node in it; what the keeper's settings say where it is None.
 
         Raises:
             OSError: the tier can't be written.
         """
         claim(self._tier, self._config)
-        put(self._tier.path / "epoch.json", seal(dict(record.__dict__)))
+        epochs.tell(self._tier.path, record, node)
         self.wake()
 
     def wake(self) -> None:
@@ -123,7 +131,7 @@ class Keeper:
     def _finish(self, deadline: float) -> bool:
         while True:
             if self.pid is None:
-                if not self._has_work():
+                if not self.has_work():
                     return True
                 self._start(time.monotonic())
             process = self._process
@@ -146,7 +154,9 @@ class Keeper:
             claim(self._tier, self._config)
             log = self._tier.path / "keeper.log"
             make_way(log, link=True)
-            self._process = background.start("ftrun.checkpoint.keeper", [str(self._tier.path)], log, os.environ)
+            inherits = [] if self._listening is None else [self._listening]
+            arguments = [str(self._tier.path), *map(str, inherits)]
+            self._process = background.start("ftrun.checkpoint.keeper", arguments, log, os.environ, inherits)
         except (OSError, CheckpointError) as error:
             self._process = None
             self._put_off(now)
@@ -170,7 +180,7 @@ class Keeper:
     def _replace_if_stalled(self, now: float) -> None:
         beat = Beat(self._tier).read()
         latest = self._started if beat is None else max(self._started, beat[1])
-        if self._process is None or now - latest < self._stalled_after or not self._has_work():
+        if self._process is None or now - latest < self._stalled_after or not self.has_work():
             return
         _log.warning("ftrun: the checkpoint keeper gave no sign of life for %.0f s: it is replaced", now - latest)
         self._kill(self._process)
@@ -180,7 +190,7 @@ class Keeper:
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, and goes when that lets it
             process.wait(5.0)
 
-    def _has_work(self) -> bool:
+    def has_work(self) -> bool:
         """Whether something waits for a keeper."""
         sealed = self._tier.sealed()
         undrained = any(not slot.is_marked(slot.drained, seal.attempt) for slot, seal in sealed)

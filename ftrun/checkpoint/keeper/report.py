@@ -153,7 +153,7 @@ class Reporter:
         from ftrun import events
         from ftrun.rundir import RunDir
 
-        path = RunDir(Path(self._config.run_dir)).events(self._config.node)
+        path = RunDir(Path(self._config.run_dir)).events(self._jobs.node)
         log = events.EventLog(path, attempt=run_attempt, rank=0)
         name, step = outcome.attempt, outcome.step
         if outcome.committed:

@@ -69,6 +69,8 @@ def release(tier: Tier, config: KeeperConfig) -> bool:
         gone = tier.path.with_name(f".{tier.path.name}.{os.getpid()}.gone")
         tier.path.rename(gone)
     Tier(gone).remove()
+    if not tier.holds_copies and KeeperConfig.read(tier.copies) is None:
+        tier.copies.remove()
     return True
 
 

@@ -4,13 +4,15 @@
 
     /dev/shm/ftrun-0/6f1c09ab22d4/          one directory for each run directory and node
         keeper.json  keeper.lock  keeper.sock
-        epoch.json                          the epoch that runs now
+        epoch.json                          the epoch that runs now, and this node's number in it
+        peers.json                          whose memory gets copies of what is sealed here, where that is wanted
         outcomes/e…-s….json                 what became of each save
         r00003/0.safetensors                slot 0 of rank 3: its tensors, a whole safetensors file
         r00003/0.json                       ... its record
         r00003/0.seal                       ... both are whole; absent while they are filled
         r00003/0.draining                   ... the keeper reads them now
         r00003/0.drained                    ... they are safe elsewhere: the slot may be filled again
+    /dev/shm/ftrun-0/6f1c09ab22d4-copies/   the same for copies of another node's snapshots
 
 The worker fills a slot: it removes ``drained`` and ``seal``, writes, and puts a new ``seal``, last and in one step.
 The keeper puts ``draining`` before it reads, looks at the seal once more, and puts ``drained`` when the bytes are
@@ -20,6 +22,7 @@ safe elsewhere. Each marker holds the name of the attempt that it speaks of: one
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
@@ -35,6 +38,7 @@ __all__ = ["NUM_SLOTS", "SHARED_MEMORY", "Slot", "Tier", "put", "remove"]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (the directory in it belongs to one user, and nobody else may read it)
 NUM_SLOTS = 2
+_COPIES = "-copies"
 
 
 @dataclass(frozen=True)
@@ -49,27 +53,27 @@ class Slot:
     directory: Path
     number: int
 
-    @property
+    @functools.cached_property
     def payload(self) -> Path:
         """The tensors, as a safetensors file."""
         return self.directory / f"{self.number}.safetensors"
 
-    @property
+    @functools.cached_property
     def record(self) -> Path:
         """The rank's record."""
         return self.directory / f"{self.number}.json"
 
-    @property
+    @functools.cached_property
     def seal(self) -> Path:
         """There while both are whole."""
         return self.directory / f"{self.number}.seal"
 
-    @property
+    @functools.cached_property
     def draining(self) -> Path:
         """There while the keeper reads them."""
         return self.directory / f"{self.number}.draining"
 
-    @property
+    @functools.cached_property
     def drained(self) -> Path:
         """There when they are safe elsewhere."""
         return self.directory / f"{self.number}.drained"
@@ -147,6 +151,16 @@ class Tier:
         """Directory of what became of each save."""
         return self.path / "outcomes"
 
+    @property
+    def copies(self) -> Tier:
+        """The tier beside it for copies of another node's snapshots; see :mod:`ftrun.checkpoint.keeper.peers`."""
+        return Tier(self.path.with_name(f"{self.path.name}{_COPIES}"))
+
+    @property
+    def holds_copies(self) -> bool:
+        """Whether it is such a one."""
+        return self.path.name.endswith(_COPIES)
+
     def create(self) -> None:
         """Make the directories, for this user only.
 
@@ -180,6 +194,8 @@ class Tier:
                     elsewhere.parent.rmdir()
         drop_elsewhere(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
+        if not self.holds_copies and not (self.copies.path / "keeper.json").exists():  # else a keeper is at them
+            shutil.rmtree(self.copies.path, ignore_errors=True)
 
     def slots(self, rank: int) -> tuple[Slot, ...]:
         """The slots of one rank."""

@@ -26,7 +26,10 @@ _BOOTSTRAP = "ftrun.session.bootstrap"
 _CONTRACT = "FTRUN_WORKER"
 
 # Different in each attempt, and nothing reads them when it is imported.
-_PASSING = ("MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+_PASSING = (
+    *("MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+)
 _PASSING_PREFIXES = ("TORCHELASTIC_", "FTRUN_")
 # Different where nodes come and go; some libraries read them when they are imported.
 _PLACE = ("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")

@@ -27,6 +27,15 @@ _BRINGS_TORCH = frozenset(
     }
 )
 
+# What they read of the environment, if anything, has nothing to do with the rank: torch, and what it brings along.
+_BLIND_TO_RANKS = frozenset(
+    {
+        *("torch", "torchgen", "functorch", "numpy", "ftrun", "sympy", "mpmath", "networkx", "jinja2", "markupsafe"),
+        *("typing_extensions", "filelock", "fsspec", "packaging", "yaml", "psutil", "pynvml", "tqdm", "dill"),
+        *("safetensors", "crc32c", "optree", "opt_einsum", "triton", "setuptools"),
+    }
+)
+
 # They do more on import than being imported: they join a group of processes, take a GPU or the terminal.
 _NEVER = ("mpi4py", "horovod", "pycuda", "readline", "antigravity", "this")
 
@@ -85,5 +94,6 @@ def within(name: str, packages: Iterable[str]) -> bool:
 
 def plain(modules: Iterable[str]) -> bool:
     """Whether none of these looks at the rank when it is imported; of others that isn't known."""
-    known = {"torch", "numpy", "ftrun"} | sys.stdlib_module_names
-    return all(name.partition(".")[0] in known for name in modules)
+    known = _BLIND_TO_RANKS | sys.stdlib_module_names
+    packages = {name.partition(".")[0] for name in modules}
+    return all(each in known or each.startswith("_sysconfigdata_") for each in packages)

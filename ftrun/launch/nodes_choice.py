@@ -1,0 +1,57 @@
+"""Which rendezvous a run of several nodes uses, and the name that all its nodes know it by. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ftrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ftrun.config.origins import Resolved
+
+BACKEND = "ftrun"
+"""The name of ftrun's own rendezvous, as ``--rdzv-backend`` takes it."""
+
+_STATIC = ("node_rank", "master_addr", "master_port")
+"""Options that only torch's static rendezvous has a use for."""
+
+
+def is_ours(launch: Mapping[str, Resolved]) -> bool:
+    """Whether nodes meet through ftrun's own rendezvous.
+
+    They do where it is asked for by name; and where nothing is asked for, several nodes may take part and an endpoint
+    is given. (Torch's default would be its static rendezvous, which has no use for these three together.)
+
+    Args:
+        launch: torchrun's options with the origins of their values.
+    """
+    backend = launch["rdzv_backend"]
+    if backend.origin != "default":
+        return str(backend.value) == BACKEND
+    static = any(launch[name].origin != "default" for name in _STATIC if name in launch)
+    met = bool(launch["rdzv_endpoint"].value) and not launch["standalone"].value
+    return may_be_several(launch) and met and not static
+
+
+def may_be_several(launch: Mapping[str, Resolved]) -> bool:
+    """Whether more than one node can take part."""
+    return str(launch["nnodes"].value) not in ("1", "1:1")
+
+
+def common_name(launch: Mapping[str, Resolved]) -> str:
+    """What an unnamed run is called on all its nodes, as a plain directory name.
+
+    Raises:
+        UsageError: nothing was given that is the same on all of them.
+    """
+    given = launch["rdzv_id"]
+    name = re.sub(r"[^\w.-]+", "_", str(given.value)).strip("._") if given.origin != "default" else ""
+    if not name:
+        raise UsageError(
+            "several nodes work in one run directory, and have to know it by the same name: give --name NAME (or "
+            "--rdzv-id ID, or --run-dir PATH on storage that all of them reach), the same on all nodes."
+        )
+    return name

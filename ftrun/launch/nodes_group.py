@@ -1,0 +1,156 @@
+"""A node's part in a run of several nodes, as the agent sees it: beside torch's interface what ftrun's own offers.
+
+Whoever fails decides for all. The others learn of it as of any other change of membership: the node that failed is
+ready for another round, or has ended the run. That takes a moment, in which their own workers may have fallen with it:
+:meth:`Group.await_word` waits for it, and :meth:`Group.claim` makes sure that of several nodes one alone decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from ftrun.contract import ExitCode
+from ftrun.rendezvous.model import Outcome
+from ftrun.rendezvous.round_store import RoundBroken
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from ftrun.launch.remembering import Remembering
+    from ftrun.rendezvous.handler import Handler
+    from ftrun.rendezvous.model import Ending, Round, Who
+
+_FALL, _LEAVING = "ftrun/fall", "ftrun/leaving"
+_SLICE = 0.2
+
+
+class Group:
+    """The nodes of one run. Main thread of the agent.
+
+    Args:
+        handler: of the rendezvous.
+
+    Attributes:
+        alarm: a descriptor that is readable when :meth:`disturbance` may have something new to say.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._store: Store | None = None
+        self._me = ""
+        self._rank = 0
+        self.alarm = handler.alarm
+
+    @property
+    def round(self) -> Round:
+        """The round that this node is in."""
+        formed = self._handler.round
+        if formed is None:
+            raise AssertionError("a node is in a round before it has workers")
+        return formed
+
+    @property
+    def others(self) -> list[Who]:
+        """The round's other nodes."""
+        return [each for rank, each in enumerate(self.round.members) if rank != self._rank]
+
+    @property
+    def ending(self) -> Ending | None:
+        """How the run ended, as far as this node knows."""
+        return self._handler.ending
+
+    @property
+    def not_needed(self) -> bool:
+        """The run has finished without this node."""
+        return self.ending is not None and self.ending.outcome is Outcome.FINISHED
+
+    @property
+    def grows(self) -> bool:
+        """A new round is called only because nodes join: all members live."""
+        return self._handler.growth
+
+    @property
+    def hosts(self) -> bool:
+        """Whether the rendezvous is led on this node."""
+        return self._handler.hosts
+
+    def remember(self, memory: Remembering) -> None:
+        """Have the leader keep out whom the memory of nodes excludes, wherever the leader is."""
+        memory.start(self._handler.exclude)
+
+    def hold_growth(self, *, hold: bool) -> None:
+        """Let nodes that would make the world larger wait."""
+        self._handler.hold_growth(hold=hold)
+
+    def entered(self, store: Store, rank: int) -> None:
+        """A round has begun.
+
+        Args:
+            store: its store.
+            rank: of this node.
+        """
+        self._store, self._rank, self._me = store, rank, f"{rank} {socket.gethostname()}"
+
+    def disturbance(self) -> str:
+        """Why this node's workers can't go on, in words; empty while they can."""
+        return self._handler.disturbance
+
+    def finished(self) -> bool:
+        """All workers of this node have ended well; whether those of all others have, too."""
+        return self._handler.finished()
+
+    def absent(self) -> contextlib.AbstractContextManager[None]:
+        """While the main thread is busy for long."""
+        return self._handler.absent()
+
+    def await_word(self, seconds: float) -> str:
+        """Wait for a disturbance. Returns it, or an empty text where none came in time."""
+        deadline = time.monotonic() + seconds
+        while not (word := self.disturbance()) and (left := deadline - time.monotonic()) > 0:
+            select.select([self.alarm], [], [], min(left, _SLICE))
+            self._handler.num_nodes_waiting()  # takes note of the alarm
+        return word
+
+    def claim(self) -> bool:
+        """Be the node that decides what follows from the fall of this round's workers; whether it is."""
+        if self._store is None:
+            return True
+        try:
+            return self._store.compare_set(_FALL, "", self._me).decode() == self._me
+        except RoundBroken:
+            return False
+
+    def announce_leaving(self, reason: str) -> None:
+        """Tell the others that this node's workers are about to leave in order, so that theirs leave with them."""
+        if self._store is not None:
+            with contextlib.suppress(RoundBroken):
+                self._store.set(_LEAVING, reason)
+
+    def somebody_leaves(self) -> bool:
+        """Whether another node has said that its workers leave in order."""
+        try:
+            return self._store is not None and self._store.check([_LEAVING])
+        except RoundBroken:
+            return True
+
+    def leave(self, reason: str) -> None:
+        """Take this node out of the run, and let the others go on."""
+        self._handler.leave(reason)
+
+    def close(self, cause: str, code: int) -> None:
+        """End the run for all nodes.
+
+        Args:
+            cause: in words; what the others report.
+            code: what this node leaves with.
+        """
+        if self.ending is None:
+            self._handler.close(Outcome.FAILED, f"{socket.gethostname()}: {cause}", code)
+
+    def exit_code(self) -> int:
+        """What to leave with after another node has ended the run."""
+        return (self.ending.code if self.ending is not None else 0) or ExitCode.FAILED

@@ -1,0 +1,176 @@
+"""What a director knows of the other nodes: why they meet again, what they have been through, who is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
+
+from ftrun import events
+from ftrun.launch import nodes_past
+from ftrun.launch.nodes_past import Told
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from ftrun.launch.console import Console
+    from ftrun.launch.evidence.model import Evidence
+    from ftrun.launch.failures.failure import Failure
+    from ftrun.launch.nodes_group import Group
+    from ftrun.launch.past import Past
+    from ftrun.launch.plan import LaunchPlan
+    from ftrun.launch.remembering import Remembering
+    from ftrun.rendezvous.model import Round as Members
+
+
+class Others:
+    """The other nodes of a run, for the director of one. Main thread of the agent.
+
+    Args:
+        plan: of the run.
+        group: who they are.
+        memory: what is remembered of each.
+        console: for people.
+
+    Attributes:
+        grew: the current round was called only because nodes joined: that was no failure.
+    """
+
+    def __init__(self, plan: LaunchPlan, group: Group, memory: Remembering, console: Console) -> None:
+        self._plan = plan
+        self._group = group
+        self._memory = memory
+        self._console = console
+        self._before: Members | None = None
+        self._reason = ""
+        self._step = 0
+        self._decided: events.Failed | None = None
+        self._node = 0
+        self._told = Told()
+        self.grew = False
+
+    @property
+    def generation(self) -> int:
+        """Number of the round, the same on all nodes."""
+        return self._group.round.generation
+
+    # The end of an attempt
+
+    def disturbed(self, reason: str, step: int, *, grows: bool) -> None:
+        """This node's workers are ended for what happened elsewhere.
+
+        Args:
+            reason: in words.
+            step: how far they had come.
+            grows: other nodes join, and the workers have saved before they left.
+        """
+        self._reason, self._step = reason, step
+        how = "have saved and left" if grows else "are ended"
+        self._console.say(f"[yellow]↻[/] {escape(reason)}: the workers here {how}, and the nodes meet again")
+
+    def left_out(self, what: Failure, evidence: Evidence) -> str:
+        """A failure has its cause on this node: why it is left out from now on; empty if it isn't."""
+        return self._memory.failed(what, evidence)
+
+    def decided(self, event: events.Failed) -> None:
+        """This node has decided what follows from a fall; the others learn of it when they meet."""
+        self._decided, self._step = event, event.step
+
+    # The beginning of one
+
+    def share(
+        self, store: Store, node: int, nodes: int, past: Past, *, made_a_step: bool, passed_over: set[str]
+    ) -> Told:
+        """Learn what the others have been through, and tell them.
+
+        Args:
+            store: of the round.
+            node: this node's number in it.
+            nodes: how many there are.
+            past: what this node has been through; it becomes what all have.
+            made_a_step: an attempt completed a step here.
+            passed_over: commits that aren't resumed from any more.
+
+        Raises:
+            RoundBroken: the round is over.
+        """
+        mine = Told.of(past, made_a_step=made_a_step, passed_over=passed_over)
+        if self._decided is not None:
+            mine.fell, mine.node = dataclasses.asdict(self._decided), self._node
+        self._told = nodes_past.exchange(store, node, nodes, mine)
+        self._told.give(past)
+        return self._told
+
+    def begun(self, node: int, attempt: int, fallen: int | None, resumed: int | None) -> int:
+        """An attempt begins: record who takes part, and what ended the one before.
+
+        Args:
+            node: this node's number from here on.
+            attempt: number of the attempt.
+            fallen: number of the one before, None for this launcher's first.
+            resumed: step that it resumes from; None where that isn't known.
+
+        Returns:
+            Steps that are done again.
+        """
+        formed = self._group.round
+        names = [each.name for each in formed.members]
+        log = events.EventLog(self._plan.run_dir.events(node), attempt=attempt)
+        log.write(events.Met(formed.generation, formed.reason, names, node, socket.gethostname(), os.getpid()))
+        self.grew = self._only_joined()
+        lost = max(0, self._step - resumed) if resumed is not None else 0
+        if self._told.fell is not None and self._decided is None:
+            first, *_ = str(self._told.fell["message"]).splitlines() or [""]
+            self._console.say(f"[red]✗[/] {escape(first)}")
+        self._console.met(formed.generation, names, formed.reason)
+        self._remember(formed, names, attempt)
+        if node == 0 and fallen is not None:
+            self._tell(fallen, lost, len(names))
+        self._before, self._node = formed, node
+        self._reason, self._decided, self._step = "", None, 0
+        return lost
+
+    def _tell(self, fallen: int, lost: int, nodes: int) -> None:
+        """The history of a run is what its first node writes: it tells what happened on others, too."""
+        log = events.EventLog(self._plan.run_dir.events(), attempt=fallen)
+        if self._told.fell is not None:
+            if self._told.node != 0:  # or it stands there already
+                log.write(dataclasses.replace(events.Failed(**self._told.fell), lost_steps=lost))
+        elif self._reason and not self.grew:
+            log.write(
+                events.Failed(
+                    cause="membership",
+                    failed_rank=-1,
+                    exit_code=0,
+                    message=self._reason,
+                    step=self._step,
+                    lost_steps=lost,
+                    decision=f"{nodes} nodes go on in round {self.generation}",
+                    restart=True,
+                    blame="infrastructure",
+                    failed_node=-1,
+                )
+            )
+
+    def _only_joined(self) -> bool:
+        now = {each.node for each in self._group.round.members}
+        return self._before is not None and now > {each.node for each in self._before.members}
+
+    def _remember(self, formed: Members, names: list[str], attempt: int) -> None:
+        self._memory.begin(attempt)
+        self._memory.seen(names)
+        if self._before is None or not self._group.hosts:
+            return
+        here = {each.node for each in formed.members}
+        words = formed.reason.split(", ")
+        for each in self._before.members:
+            gone = next((word for word in words if word.startswith(f"{each.name} ") or word.endswith(each.name)), "")
+            if each.node not in here and gone and not gone.endswith((" left", " excluded")):
+                self._memory.lost(each.name, f"{gone}, in round {self._before.generation}")
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
