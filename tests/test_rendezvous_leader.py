@@ -202,6 +202,15 @@ def test_who_is_excluded_counts_for_no_majority_not_even_the_host() -> None:
     assert members(heir.look(seconds=0.2)) == ["n2"]
 
 
+def test_a_host_that_leaves_leaves_the_round_to_its_heir() -> None:
+    desk = Desk(Terms(1, 3, last_call=0.1)).started("n1", "n2", "n3")
+    desk.set(Phase.GONE, "n1")
+    assert desk.look() == [Called(1, "host-n1 left", ("n1",))]
+    desk.set(Phase.READY, "n2", "n3")
+    assert desk.look(seconds=4.5) == []
+    assert members(desk.look(seconds=1)) == ["n2", "n3"]  # it stays after all
+
+
 def test_a_host_that_is_only_silent_is_given_the_time_to_stop() -> None:
     last = Round(1, (who("n1"), who("n2"), who("n3")), "")
     for silent, seconds in ((False, 0.1), (True, 0.35)):

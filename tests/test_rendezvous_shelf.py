@@ -85,6 +85,7 @@ def test_near_and_far_are_the_same_store(server: Server) -> None:
         HELLO + LENGTH.pack(4) + b"null",
         HELLO + LENGTH.pack(10) + b"[[[1]],[]]",
         HELLO + LENGTH.pack(9) + b"[[],[{}]]",
+        HELLO + LENGTH.pack(100_000) + b"[" * 100_000,
     ],
 )
 def test_strangers_are_hung_up_on_and_the_others_are_served(server: Server, said: bytes) -> None:

@@ -31,6 +31,7 @@ _LONGEST_LOOK = 0.25
 """A pause between two looks counts for no more: while the leader slept, it saw nobody's silence."""
 
 _SECONDS_A_COMER = 0.02
+_HANDS_OVER_SECONDS = 5.0
 _HOST_NOTICES = 0.4
 """Of the time after which a node is lost: how much later than a node that is cut off its host notices a cut."""
 
@@ -66,7 +67,7 @@ class Leader:
         self._gone: list[str] = []  # those of them that left on purpose
         self._base: dict[str, Who] = {}  # of whom most have to be in the next round
         self._incumbent = True  # it has formed the latest round itself
-        self._new_host = False
+        self._new_host = self._host_leaves = False
         self._preflight = Preflight()
         self._parted = ""  # pairs that don't reach each other, as told last
         self._reports: Mapping[str, Report] = {}
@@ -273,6 +274,7 @@ class Leader:
             self._members.remove(node)
             if known.beat.phase is Phase.GONE or node in self._refused:  # whoever is excluded has to go
                 self._base.pop(node, None)
+                self._host_leaves = self._host_leaves or node == self._host.node
                 self._gone.append(node)
             reasons.append(known.why_gone(excluded))
         for node in [node for node, known in self._nodes.items() if self._forgotten(node, known)]:
@@ -333,6 +335,8 @@ class Leader:
         waited = self._clock - self._enough_since
         if self._clock < self._not_before:
             return
+        if self._host_leaves and self._clock - self._called_at < _HANDS_OVER_SECONDS:
+            return  # whoever leads then would have to form it once more
         if len(ready) < self._terms.max_nodes and self._starved and waited < self._terms.last_call:
             return
         yield from self._ask(ready)

@@ -115,7 +115,7 @@ class Server:
             stays = stays and visitor.write()
         except BlockingIOError:
             stays = True
-        except (OSError, ValueError, TypeError):  # it is gone, or says what nobody understands
+        except Exception:  # it is gone, or says what nobody understands: the others are served
             stays = False
         if not stays:
             self._selector.unregister(visitor.connection)

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from namespaces.addresses import addresses, mac
 from namespaces.processes import Process, end, hold, only_child, sweep
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _NEEDED = {"iproute2": ("ip", "bridge"), "util-linux": ("nsenter", "unshare", "setpriv")}
 _SECONDS = 20.0
+_FEW = 32
 _SLOW_SWITCH = Path(__file__).with_name("slow_switch.py")
 
 # As the first process of its namespace the shell must stay, and takes up what others leave behind. Memory is a node's
@@ -195,7 +197,13 @@ class Net:
         for node in nodes:
             four, six = addresses(node.number)
             ends = [f"addr add {four}/16 dev eth0", f"addr add {six}/64 dev eth0 nodad", "link set eth0 up"]
-            self._ip(node.holder, ends)
+            self._ip(node.holder, [*ends, *self._acquaintances(node)])
+
+    def _acquaintances(self, node: Node) -> list[str]:
+        """Many nodes know each other from the start: the kernel has one table for the neighbours of them all."""
+        others = self._nodes if len(self._nodes) > _FEW else ()
+        known = [(addresses(each)[0], mac(each)) for each in others if each != node.number]
+        return [f"neigh replace {address} lladdr {card} nud permanent dev eth0" for address, card in known]
 
     def _connect_slowly(self) -> None:
         cards = []
@@ -219,16 +227,6 @@ def _enter(pid: int, *command: str, text: str = "") -> None:
     done = subprocess.run(inside, input=text, text=True, capture_output=True, timeout=_SECONDS, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}\n{text}")
-
-
-def mac(number: int) -> str:
-    """The address of a node's network card."""
-    return f"02:00:00:00:{number >> 8:02x}:{number & 255:02x}"
-
-
-def addresses(number: int) -> tuple[str, str]:
-    """A node's addresses, IPv4 and IPv6."""
-    return f"10.77.{number >> 8}.{number & 255}", f"fd00:77::{number:x}"
 
 
 class Node:
