@@ -119,6 +119,8 @@ class RunDir:
         if not self.path.is_dir():
             raise RunDirError(f"{self.path} is a file, not a run directory. Choose another --run-dir.")
         foreign = sorted(item.name for item in self.path.iterdir() if not self._half_made(item))
+        if foreign and self.resolved.is_file():
+            return True  # another node's launcher was making it meanwhile
         if foreign:
             raise RunDirError(
                 f"{self.path} is not a run directory of ftrun: it holds {', '.join(foreign[:3])} but no "

@@ -70,7 +70,7 @@ def test_a_run_of_several_nodes_has_a_name_in_common() -> None:
         ({-signal.SIGABRT}, False, False, False, 2.0),
         ({1, -signal.SIGSEGV}, False, False, False, 0.0),
         ({75}, False, False, False, 2.0),
-        ({75}, False, False, True, 60.0),
+        ({75}, False, False, True, 210.0),  # it commits before it leaves
     ],
 )
 def test_how_long_a_fallen_node_waits_for_another(

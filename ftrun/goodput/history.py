@@ -171,6 +171,9 @@ class History:
         self._recovering = False
 
     def _attempt_started(self, record: Record, event: events.AttemptStarted) -> None:
+        # Where the first of several nodes left, its last word may have come after the others had met.
+        self.outcome = self.exit_code = None
+        self.finished = False
         self.attempts = max(self.attempts, record.attempt)
         self.world_size = event.world_size
         if self._exact_step is not None:

@@ -71,12 +71,17 @@ class _Fold:
         self._since = 0.0
         self._reached = 0
         self._exact = True
+        self._several = False
 
     def take(self, record: Record) -> None:
         event = record.event
         if isinstance(event, events.RunStarted):
             # A launcher before this one may have gone without a word: its time ended with its last event.
             self._class, self._since = "starting", record.time
+            return
+        self._several = self._several or isinstance(event, events.Met)
+        if self._class is None and self._several and isinstance(event, events.Met | events.AttemptStarted):
+            self._class, self._since = "starting", record.time  # the first node has left, and another one is it now
             return
         if self._class is None:
             return  # the last words of a worker whose launcher has left

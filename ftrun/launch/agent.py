@@ -59,6 +59,8 @@ _SETTLING_SECONDS = 30.0
 """For how long nodes that join wait for the first step of a Session, before which it can't save and leave in order."""
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
+_TORCHS_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""What torch hears where the environment says nothing; before 2.10 nothing puts it there."""
 
 
 class Agent(LocalElasticAgent):
@@ -102,7 +104,13 @@ class Agent(LocalElasticAgent):
         self._parked = False
         self._busy = True
         self._done = False
+        self._meets = False
         self._started_at = 0.0
+
+    @property
+    def meets(self) -> bool:
+        """Whether the nodes meet: workers that have ended, well or not, have to be started once more."""
+        return self._meets
 
     @property
     def interrupted(self) -> bool:
@@ -123,6 +131,7 @@ class Agent(LocalElasticAgent):
     # Starting
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._meets = True
         if self._group is None:
             fresh_store(worker_group.spec.rdzv_handler)
             self._meet(worker_group)
@@ -183,6 +192,7 @@ class Agent(LocalElasticAgent):
         )
         # Known before they are started: a signal may come in the middle of that.
         self._pcontext = workers
+        self._meets = False
         try:
             workers.start()
         except OSError as error:
@@ -245,7 +255,10 @@ class Agent(LocalElasticAgent):
         seconds = getattr(self, "_uninterruptible_state_timeout", 0.0)
         if seconds <= 0:
             return None
-        if self._check_uninterruptible_state_timeout(worker_group, seconds) is None:
+        remaining = self._remaining_restarts
+        found = self._check_uninterruptible_state_timeout(worker_group, seconds)
+        self._remaining_restarts = remaining  # torch has allowed none; the policy decides that
+        if found is None:
             return None
         return self._director.uninterruptible(seconds)
 
@@ -307,6 +320,7 @@ class Agent(LocalElasticAgent):
 
     def _give_way(self, others: GivingWay, workers: Workers, word: str) -> RunResult:
         """End the workers for what happened elsewhere, and meet again; that costs no restart."""
+        self._meets = True
         others.end(workers, word)
         self._remaining_restarts += 1  # torch is about to take one away
         return RunResult(state=WorkerState.FAILED)
@@ -340,7 +354,10 @@ class Agent(LocalElasticAgent):
             workers.look(deadline - time.monotonic())
 
     def _before_restart(self, delay: float, pids: set[int]) -> None:
-        time.sleep(delay)
+        if self._group is not None:
+            self._group.await_word(delay)  # where the nodes meet anyway, they wait for this one
+        else:
+            time.sleep(delay)
         self._director.clock.mark("back-off")
         self._director.gpu_memory(gpu_memory.wait_until_free(pids))
         self._director.clock.mark("GPU memory")
@@ -361,15 +378,19 @@ class Agent(LocalElasticAgent):
 
     def listen(self) -> None:
         """Have SIGUSR1 and SIGUSR2 heard, unless torchrun's options give them to torch. Main thread."""
-        to_torch = [name.strip() for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "").split(",")]
+        asked = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _TORCHS_SIGNALS)
+        to_torch = [name.strip() for name in asked.split(",")]
         for number in _FORWARDED:
             if number.name not in to_torch and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda heard, _frame: self._heard.append(signal.Signals(heard)))
 
         if self._group is not None:
             # Torch hears the others once it has workers, and nodes may have to wait for long before that.
-            for name in filter(None, to_torch):
-                signal.signal(signal.Signals[name], torch_seams.end)
+            for number in signal.Signals:
+                ignored = number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN  # as `nohup` asks
+                if number.name in to_torch and not ignored:
+                    with contextlib.suppress(OSError):  # SIGKILL; torch has its own words for what isn't a signal
+                        signal.signal(number, torch_seams.end)
 
     def _forward(self) -> None:
         """Pass SIGUSR1 and SIGUSR2 on to the ranks that have a use for them: the others would die of it."""

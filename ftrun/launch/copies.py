@@ -118,10 +118,15 @@ class Copies:
         """The process that is at an adopted part."""
         return [self._adopted.pid] if self._adopted is not None and self._adopted.pid else []
 
-    def finish(self, seconds: float) -> bool:
-        """Nobody needs copies any more; whether an adopted part is where it belongs."""
+    def finish(self, seconds: float, *, keep: bool) -> bool:
+        """End; whether an adopted part is where it belongs.
+
+        Args:
+            seconds: that it may take.
+            keep: this node's own snapshots aren't committed: the next start needs the other part, too.
+        """
         done = self._let_go(seconds)
-        if done:
+        if done and not keep:
             self._tier.copies.remove()
         self._socket.close()
         return done

@@ -118,6 +118,15 @@ class Gathering:
 
     # What the leader does
 
+    def require_standing(self) -> None:
+        """See that the round isn't over.
+
+        Raises:
+            RoundBroken: it is: the others may have gone on without this node.
+        """
+        if not self.alone:
+            self._store.check([_HELD.format(self.node)])
+
     def order(self, attempt: str, nodes: Sequence[int]) -> None:
         """Have nodes bring a lost node's part of an attempt to the root, from the copies that they have."""
         self._store.set(_ADOPT.format(self._orders), json.dumps([attempt, list(nodes)]))

@@ -266,7 +266,7 @@ class Keeping:
     def finish(self, seconds: float) -> bool:
         """Have what is sealed drained and committed, and end the keeper; whether all of it is committed."""
         done = self._finish(seconds)
-        return (self._copies is None or self._copies.finish(seconds)) and done
+        return (self._copies is None or self._copies.finish(seconds, keep=not done)) and done
 
     def _finish(self, seconds: float) -> bool:
         if not self._wanted:

@@ -108,11 +108,11 @@ class Group:
         return self._handler.absent()
 
     def await_word(self, seconds: float) -> str:
-        """Wait for a disturbance. Returns it, or an empty text where none came in time."""
+        """Wait for a disturbance, :meth:`absent`. Returns it, or an empty text where none came in time."""
         deadline = time.monotonic() + seconds
         while not (word := self.disturbance()) and (left := deadline - time.monotonic()) > 0:
             select.select([self.alarm], [], [], min(left, _SLICE))
-            self._handler.num_nodes_waiting()  # takes note of the alarm
+            self._handler.quiet()  # and no more: evidence, a kill and a long pause may follow
         return word
 
     def claim(self) -> bool:

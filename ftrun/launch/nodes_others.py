@@ -167,8 +167,9 @@ class Others:
         here = {each.node for each in formed.members}
         words = formed.reason.split(", ")
         for each in self._before.members:
-            gone = next((word for word in words if word.startswith(f"{each.name} ") or word.endswith(each.name)), "")
-            if each.node not in here and gone and not gone.endswith((" left", " excluded")):
+            # Nothing else counts: one that "starts again" may have left since, one that "did not stop in time" saves.
+            gone = f"{each.name} is lost"
+            if each.node not in here and gone in words:
                 self._memory.lost(each.name, f"{gone}, in round {self._before.generation}")
 
     def close(self) -> None:

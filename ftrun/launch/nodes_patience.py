@@ -15,6 +15,8 @@ _UNCLEAR = 2.0
 """A lost node is noticed within a second or two; its peers' connections may end before that."""
 _ONLY_VICTIMS = 10.0
 """The cause is elsewhere: the node that has it takes evidence first, within a few seconds."""
+_LEAVES = 30.0
+"""For what a node that leaves does beside saving and committing; one that dies meanwhile is noticed within a second."""
 
 
 def seconds(codes: Collection[int], *, explained: bool, victims: bool, leaving: bool, grace: float) -> float:
@@ -25,10 +27,10 @@ def seconds(codes: Collection[int], *, explained: bool, victims: bool, leaving: 
         explained: each of them has left an error file.
         victims: ... and all of these say only that a peer was gone.
         leaving: another node has said that its workers leave in order.
-        grace: seconds that workers get for that.
+        grace: seconds that workers get for that, and each of the node's keepers afterwards for the commit.
     """
     if leaving:
-        return grace
+        return 3 * grace + _LEAVES
     if victims:
         return _ONLY_VICTIMS
     if set(codes) == {ExitCode.TRY_AGAIN}:

@@ -67,6 +67,7 @@ class Round:
         host: machine of the leader's launcher.
         pid: its process.
         error: why there is no attempt, for the other nodes.
+        mistake: it is the user's.
     """
 
     epoch: int
@@ -81,6 +82,7 @@ class Round:
     host: str = ""
     pid: int = 0
     error: str | None = None
+    mistake: bool = True
 
 
 class Rounds:
@@ -130,7 +132,7 @@ class Rounds:
             self._say_what_is_here(self.keeping, gathering)
             told = Round(**json.loads(gathering.await_decision(_KEY, self.keeping.moved, self.keeping.adopt)))
             if told.error is not None:
-                raise UsageError(told.error)
+                raise (UsageError if told.mistake else CheckpointError)(told.error)
             self.current = told
         self.keeping.befriend(gathering, self.current.start)
         self.keeping.begin(self._epoch_record(self.current), node)
@@ -164,7 +166,8 @@ class Rounds:
         try:
             chosen = self._choose_patiently(gathering)
         except FtrunError as error:
-            store.set(_KEY, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error)).__dict__))
+            mistake = isinstance(error, UsageError)
+            store.set(_KEY, json.dumps(Round(0, 0, 0, None, 0, None, error=str(error), mistake=mistake).__dict__))
             raise
         store.set(_KEY, json.dumps(chosen.__dict__))
         return chosen
@@ -180,7 +183,7 @@ class Rounds:
                     self._take_stock()
                 self._bring_in(gathering)
                 with told_if_slow(self._console.warn, self._root):
-                    chosen = self._choose()
+                    chosen = self._choose(gathering)
             except (FtrunError, OSError) as error:
                 if not _may_pass(error) or time.monotonic() >= deadline:
                     if isinstance(error, FtrunError):
@@ -213,12 +216,14 @@ class Rounds:
             work = BringingIn(self._root, self._plan.run_id, self.keeping, gathering, self._console.say)
             self._warn_of(list(work.all_but(self._passed_over).items()))
 
-    def _choose(self) -> Round:
+    def _choose(self, gathering: Gathering) -> Round:
         fresh = self._starts_over
         point = None if fresh else self.latest()
         if point is None and not fresh:
             self._require_no_commit_is_lost()
         name = str(point.name) if point else None
+        # The root may have been waited for: an epoch after that of those who went on would keep them from committing.
+        gathering.require_standing()
         record = epochs.claim(self._root, self._plan.run_id, fresh=fresh, parent=name)
         chosen = Round(
             epoch=record.epoch,

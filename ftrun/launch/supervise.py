@@ -94,8 +94,9 @@ def supervise(
     except SignalException as stopped:
         torch_events.record(agent.get_event_failed(), handler)
         leaving = True
-        outcome, code = _after_signal(stopped, agent, director, console)
-        director.close()  # what was saved last is committed before the others go on without this node
+        with group.absent() if group is not None else contextlib.nullcontext():  # a slow storage is no stuck launcher
+            outcome, code = _after_signal(stopped, agent, director, console)
+            director.close()  # what was saved last is committed before the others go on without this node
         if group is not None:
             with contextlib.suppress(SignalException):  # asked once more: the end of the process is word enough
                 group.leave(signal.Signals(stopped.sigval).name)
@@ -104,6 +105,8 @@ def supervise(
         outcome, code = _excluded(str(error), console)
         if group is not None:
             leaving = True
+            with group.absent():
+                director.close()  # as above: its part of the last snapshot is nowhere else
             group.leave(str(error))
     except (RendezvousError, FtrunError, OSError) as error:
         torch_events.record(agent.get_event_failed(), handler)
@@ -167,6 +170,8 @@ def _after_end(
         console.print(escape(str(ChildFailedError(plan.script, result.failures))))
     if group is not None:
         group.close(director.cause or decision.reason, decision.exit_code)
+    if decision.restart:  # and none was left
+        return "failed", ExitCode.FAILED
     return decision.outcome, decision.exit_code
 
 
@@ -184,7 +189,8 @@ def _after_signal(stopped: SignalException, agent: Agent, director: Director, co
     """With a commit to go on from, being stopped means "run me again"; without one it is the signal's own code."""
     name = signal.Signals(stopped.sigval).name
     codes = agent.exit_codes()
-    if codes and not any(codes) and None not in codes and (director.sessions_lead() or not agent.interrupted):
+    done = bool(codes) and not any(codes) and None not in codes and not agent.meets
+    if done and (director.sessions_lead() or not agent.interrupted):
         return director.outcome_of_success(), ExitCode.OK  # the signal came after the work was done
     step = director.commit_step()
     if step is None:

@@ -172,6 +172,10 @@ class Handler(RendezvousHandler):
         ending = pulse.known.ending
         return ending is not None and ending.outcome is Outcome.FINISHED
 
+    def quiet(self) -> None:
+        """Make :attr:`alarm` quiet. Unlike :meth:`num_nodes_waiting`, it doesn't say that the main thread is back."""
+        self._quiet()
+
     @contextlib.contextmanager
     def absent(self) -> Iterator[None]:
         """While the main thread is busy for long (evidence, back-off), it isn't taken for stuck."""
