@@ -194,3 +194,21 @@ def test_a_webdataset_pipeline_comes_through_the_cache(remote: Remote) -> None: 
     assert read_files(loader(pipeline(urls), global_batch=4, shuffle=False)) is None
     with pytest.raises(UsageError, match="runs no commands"):
         loader(pipeline(["pipe:cat a.tar"], remote.files()), global_batch=4, shuffle=False)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("limit", ["1GB", "1B"])
+def test_a_pipeline_that_draws_its_shards_ahead_keeps_their_files(remote: Remote, limit: str) -> None:  # noqa: F811
+    """A shuffle takes all shards that it is given before it passes the first one on."""
+    webdataset = pytest.importorskip("webdataset")
+    urls = tars(remote)
+
+    def read(names: list[str], files: Any = None) -> list[Any]:
+        made = webdataset.WebDataset(names, shardshuffle=100)
+        if files is not None:
+            made.files = files
+        steps = iter(loader(made.to_tuple("txt"), global_batch=4, shuffle=False, collate_fn=list))
+        return [sample for _ in range(40) for sample in next(steps)]
+
+    plain = read([url.removeprefix("kit://") for url in urls])
+    assert read(urls, remote.files(limit=limit)) == plain

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def mapped(mappings: Mappings, path: Path, size: int) -> bytes:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return mappings.of(str(path), descriptor, size)[:size]
+        return bytes(mappings.of(str(path), descriptor, size)[:size])
     finally:
         os.close(descriptor)
 

@@ -64,7 +64,9 @@ def wait(descriptor: int, cold: frozenset[str]) -> list[str]:
     line = _Line(descriptor)
     line.say("hello")
     # What modules are made of stays: going through it again and again is a third of the time that imports take.
-    gc.disable()
+    # Not by gc.disable(): a library that calls that when it is imported means it, and is to have it in the script, too.
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
     promotion, stamps = _warm_up(line)
     reason = _outdated(promotion, stamps, cold)
     if reason is not None:
@@ -73,7 +75,8 @@ def wait(descriptor: int, cold: frozenset[str]) -> list[str]:
     line.close()
     _become(promotion)
     gc.freeze()  # nor need the script's own collections, or the end of the process, go through it
-    gc.enable()
+    if gc.get_threshold()[0] == 0:  # no import has set another one
+        gc.set_threshold(*thresholds)
     return promotion.argv
 
 

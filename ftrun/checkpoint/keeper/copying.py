@@ -203,20 +203,17 @@ def _mapped(source: Source, mappings: Mappings) -> Iterator[memoryview]:
             raise SourceError(f"{source.path} can't be read: it is no regular file")
         if status.st_size < source.size:
             raise SourceError(f"{source.path} has {status.st_size} bytes instead of {source.size}")
-        if source.slot:
-            mapping = mappings.of(source.path, descriptor, source.size)
-        else:
-            mapping = mmap.mmap(descriptor, source.size, prot=mmap.PROT_READ)
+        mapping = None if source.slot else mmap.mmap(descriptor, source.size, prot=mmap.PROT_READ)
+        view = mappings.of(source.path, descriptor, source.size) if mapping is None else memoryview(mapping)
     except OSError as error:
         raise SourceError(f"{source.path} can't be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    view = memoryview(mapping)
     try:
         yield view
     finally:
         view.release()
-        if not source.slot:
+        if mapping is not None:
             # A piece that somebody still holds keeps the mapping; it goes with the last of them.
             with contextlib.suppress(BufferError):
                 mapping.close()

@@ -33,7 +33,7 @@ class Mappings:
         self._lock = threading.Lock()
         self._mapped: dict[str, _Mapped] = {}
 
-    def of(self, path: str, descriptor: int, size: int) -> mmap.mmap:
+    def of(self, path: str, descriptor: int, size: int) -> memoryview:
         """The first bytes of a file, to be read. It stays mapped as long as the file has its path.
 
         Args:
@@ -50,7 +50,8 @@ class Mappings:
             self._let_go_of_others(path, identity)
             if path not in self._mapped:
                 self._mapped[path] = _Mapped(identity, mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
-            return self._mapped[path].memory
+            # A view before the lock is let go of: another thread that finds the file gone closes what nobody looks at.
+            return memoryview(self._mapped[path].memory)
 
     def __len__(self) -> int:
         return len(self._mapped)

@@ -73,12 +73,14 @@ def tell(environment: Mapping[str, str], node: Node, limit: int | None) -> None:
 
     def write() -> None:
         with contextlib.suppress(OSError):
-            if path.exists():
-                return
+            known = read(contract.run_path, contract.node)
+            if known is not None and (known.host, known.root) == (os.uname().nodename, str(node.layout.root)):
+                return  # else the run has gone on with another machine's disk, or another cache
             all_, mine = asdict(node_counters(node.layout.pages)), asdict(node.page.counters())
             before = Counters(**{name: max(0, all_[name] - mine[name]) for name in all_})
             told = Told(str(node.layout.root), limit, os.uname().nodename, before)
             path.parent.mkdir(exist_ok=True)
             durable.write(path, json.dumps(asdict(told)).encode())
 
-    threading.Thread(target=write, name="ftrun-cache-told", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # no more threads in this process: a read must not fail for this
+        threading.Thread(target=write, name="ftrun-cache-told", daemon=True).start()

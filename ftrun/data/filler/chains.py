@@ -7,6 +7,7 @@ half a shard longer, than it would be if all were of that length.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -109,17 +110,22 @@ class ChainCourse:
     def next_use(self, indices: NDArray[np.int64], start: Position) -> NDArray[np.float64]:
         """See :meth:`Way.next_use`; infinity for what is never read here."""
         now = self._turns(start.epoch * self.length(start.epoch) + start.samples)
-        found = np.full(int(self._firsts[-1]), np.inf)
+        # Asked for each directory of the cache, with a lock held for all that: no loop over shards.
+        turns, wholes = (each[indices] for each in self._visits)
+        # The first time that it is still in use, or to come.
+        again = np.maximum(0.0, np.ceil((now - 1 - _SLACK - turns) / wholes))
+        found: NDArray[np.float64] = np.maximum(0.0, (turns + again * wholes - _SLACK - now) * self._turn)
+        return found
+
+    @functools.cached_property
+    def _visits(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of each file the first turn in which it is read here, infinity for never; and how many turns come between."""
+        turns, wholes = np.full(len(self._shards.files), np.inf), np.ones(len(self._shards.files))
         for lane in self._here:
             whole = self._ways.round(lane)
-            for turn in range(whole):
-                # The first time that it is still in use, or to come.
-                again = max(0, math.ceil((now - 1 - _SLACK - turn) / whole))
-                away = max(0.0, (turn + again * whole - _SLACK - now) * self._turn)
-                shard = self._ways.stop(lane, turn).shard
-                files = found[self._firsts[shard] : self._firsts[shard + 1]]
-                np.minimum(files, away, out=files)
-        return found[indices]
+            mine = np.array([self._ways.stop(lane, turn).shard for turn in range(whole)], dtype=np.int64)
+            turns[mine], wholes[mine] = np.arange(whole), whole
+        return np.repeat(turns, self._shards.files), np.repeat(wholes, self._shards.files)
 
     def length(self, epoch: int) -> int:
         """See :meth:`Way.length`."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ftrun.data.cache.files import CachedFiles
+    from ftrun.data.cache.leases import Lease
 
 _SPLITTERS = ("split_by_node", "split_by_worker", "single_node_only")
 _READERS = ("tar_file_expander", "group_by_keys", "tarfile_samples")
@@ -64,7 +65,8 @@ class Tars:
         self.files = _files_of(dataset, self._urls)
         self._stages = [each for each in dataset.pipeline[1:] if getattr(each, "__name__", "") not in _SPLITTERS]
         self._named = max(
-            (place for place, each in enumerate(self._stages, 1) if _function(each) in _READERS), default=0
+            (place for place, each in enumerate(self._stages, 1) if _function(each) in _READERS),
+            default=len(self._stages),
         )
         self._dataset = dataset
         self.count = len(self._urls)
@@ -109,21 +111,30 @@ class _Cached:
 
     def __init__(self, files: CachedFiles, url: str) -> None:
         self._files, self._url = files, url
+        self._lease: Lease | None = None
 
     def opened(self) -> Iterator[dict[str, str]]:
-        """What the package's stages that open files begin with."""
-        with self._files.open(self._url) as path:
-            yield {"url": str(path)}
+        """What the package's stages that open files begin with.
+
+        It is :meth:`named` that lets go of the file: a shuffle of the shards (``shardshuffle=100``) asks for more of
+        them before it passes this one on, and would be told that it may go, and its path with it.
+        """
+        self._lease = self._files.get(self._url)
+        yield {"url": str(self._lease.path)}
 
     def named(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Samples say where they came from: as they would without the cache."""
+        """Samples say where they came from: as they would without the cache. With the last of them the file may go."""
         place = local_path(self._url)
-        for sample in samples:
-            if isinstance(sample, dict) and "__url__" in sample:
-                sample["__url__"] = self._url
-                if sample.pop("__local_path__", None) is not None and place is not None:
-                    sample["__local_path__"] = place
-            yield sample
+        try:
+            for sample in samples:
+                if isinstance(sample, dict) and "__url__" in sample:
+                    sample["__url__"] = self._url
+                    if sample.pop("__local_path__", None) is not None and place is not None:
+                        sample["__local_path__"] = place
+                yield sample
+        finally:
+            if self._lease is not None:
+                self._lease.release()
 
 
 def _files_of(dataset: Any, urls: Sequence[Any]) -> CachedFiles | None:
