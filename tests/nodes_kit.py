@@ -9,7 +9,7 @@ import datetime as dt
 import os
 import shlex
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +124,10 @@ class Run:
 
     def meet(self, *launchers: Launcher) -> list[Round]:
         """Begin an attempt: they are its nodes, in this order."""
+        return [each.result() for each in self.begun(*launchers)]
+
+    def begun(self, *launchers: Launcher) -> list[Future[Round]]:
+        """The same, whatever comes of it."""
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=dt.timedelta(seconds=20))
         clients = [
             TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False, timeout=dt.timedelta(seconds=20))
@@ -134,7 +138,8 @@ class Run:
                 pool.submit(each.rounds.begin, client, node, len(launchers))
                 for node, (each, client) in enumerate(zip(launchers, clients, strict=True))
             ]
-            return [each.result(JOIN_SECONDS) for each in begun]
+            assert not wait(begun, JOIN_SECONDS).not_done
+            return begun
 
     def committed(self) -> list[str]:
         root = self.made[0].rounds._root

@@ -71,10 +71,11 @@ class Meeting:
 
 @contextlib.contextmanager
 def meeting(least: int, most: int, **more: Any) -> Iterator[Meeting]:
+    before = set(threading.enumerate())  # other tests of this process may have left one that goes on
     nodes = Meeting(least, most, **more)
     try:
         yield nodes
     finally:
         nodes.close()
-    ours = [each.name for each in threading.enumerate() if each.name.startswith("ftrun-")]
+    ours = [each.name for each in set(threading.enumerate()) - before if each.name.startswith("ftrun-")]
     assert not ours, "threads are left"

@@ -23,6 +23,9 @@ from ftrun.errors import RunDirError
 from ftrun.pulse import Phase, Pulse
 from ftrun.rundir import RunDir
 
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterator
+
 # --- events
 
 
@@ -311,6 +314,20 @@ def test_making_a_run(tmp_path: Path) -> None:
     run.create({"run_id": "run", "n": 2})  # again is no error: a run that continues
     assert run.identity()["n"] == 2
     assert sorted(item.name for item in run.path.iterdir()) == ["attempts", "control", "events", "job.resolved.json"]
+
+
+def test_a_run_that_another_node_makes_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, listed = RunDir(tmp_path / "run"), Path.iterdir
+    (run.path / "events").mkdir(parents=True)
+
+    def later(path: Path) -> Iterator[Path]:
+        if path == run.path:
+            run.create({"run_id": "run"})
+            run.events().write_text("")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", later)
+    assert run.exists()
 
 
 @pytest.mark.parametrize("blocked", ["run", "parent", "inside"])

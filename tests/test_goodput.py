@@ -16,6 +16,7 @@ from ftrun.events import (
     Failed,
     FaultInjected,
     IntervalChosen,
+    Met,
     Record,
     Restored,
     RunEnded,
@@ -138,6 +139,26 @@ BOOKS = {
         None,
         (1.0, 2.0, 0.5, 3.5, 1.0, 0),
     ),
+}
+
+MET, JOINED_AGAIN = (Met(number, "", ["a", "b"], 0, "host", 123) for number in (1, 2))
+LEFT = RunEnded("stopped", 75)
+OTHERS = (
+    (100.0, LAUNCHED),
+    (100.5, MET),
+    (101.0, attempt()),
+    (104.0, StepsBegan(0, 10)),
+    (109.0, Step(5)),
+)
+GO_ON = ((115.0, attempt(5)), (119.0, StepsBegan(5, 10)), (121.0, Step(7)))
+# The first of several nodes leaves, and the others go on: they have met before its last word, or after it.
+LEAVING = {
+    "before": (*OTHERS, (110.0, LEFT), (113.0, JOINED_AGAIN), *GO_ON),
+    "after": (*OTHERS, (109.5, JOINED_AGAIN), (110.0, LEFT), *GO_ON),
+}
+BOOKS |= {
+    "the first node left, and the others met": (LEAVING["before"], None, (4.0 + 6.0, 6.0 + 2.0, 0, 0, 0, 0)),
+    "the others had met before it left": (LEAVING["after"], None, (4.0 + 4.0, 6.0 + 2.0, 0, 0, 0, 0)),
 }
 
 
@@ -272,6 +293,15 @@ def test_a_finished_run_that_is_started_again_is_not_finished() -> None:
     assert (past.finished, past.outcome, past.exit_code) == (False, None, None)
     stopped = told(*CLEAN[:-1], (117.0, RunEnded("stopped", 75)))
     assert (stopped.finished, stopped.outcome, stopped.exit_code) == (False, "stopped", 75)
+
+
+@pytest.mark.parametrize("order", LEAVING)
+def test_a_run_whose_first_node_left_goes_on(order: str) -> None:
+    past = told(*LEAVING[order])
+    assert (past.finished, past.outcome, past.exit_code) == (False, None, None)
+    assert (past.step, past.attempts, past.launches) == (7, 2, 1)
+    past = told(*LEAVING[order], (125.0, StepsEnded(10, True)), (126.0, ENDED))
+    assert (past.finished, past.outcome, past.exit_code) == (True, "finished", 0)
 
 
 def test_a_history_is_read_from_the_run_directory(tmp_path: Path) -> None:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections import Counter
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from rendezvous_kit import SECONDS, meeting
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+from ftrun.config.health import Nodes
 from ftrun.config.origins import Resolved
 from ftrun.errors import UsageError
+from ftrun.health.history import Marked
+from ftrun.health.marks import Sign
+from ftrun.health.memory import About, NodeMemory
+from ftrun.health.nodes_file import NodesFile
 from ftrun.launch import nodes_address, nodes_choice, nodes_patience
+from ftrun.launch.agent import Agent
 from ftrun.launch.failures.kinds import Kind
+from ftrun.launch.nodes_group import Group
+from ftrun.launch.nodes_others import Others
 from ftrun.launch.nodes_past import Told, merged
 from ftrun.launch.past import Past
+from ftrun.launch.remembering import Remembering, rules
+from ftrun.launch.timeline import Clock
+from ftrun.rendezvous.model import Round as Members
 from ftrun.rendezvous.model import Who
+from ftrun.rundir import RunDir
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DEFAULTS = {
     "nnodes": "1:1",
@@ -80,6 +100,23 @@ def test_how_long_a_fallen_node_waits_for_another(
     assert waited == seconds
 
 
+def test_a_pause_before_a_restart_ends_where_the_nodes_meet_anyway() -> None:
+    director: Any = SimpleNamespace(clock=Clock(), gpu_memory=lambda _: None)
+    nobody: Any = None
+    with meeting(1, 2) as nodes:
+        a, b = nodes.node(), nodes.node()
+        nodes.met(a)
+        spec = WorkerSpec("default", 1, a, entrypoint="python")
+        logs: Any = DefaultLogsSpecs()
+        agent = Agent(spec, logs, director, nobody, nobody, group=Group(a), interval=0.1)
+        joining = nodes.meet(b)
+        began = time.monotonic()
+        agent._before_restart(60.0, set())
+        assert time.monotonic() - began < SECONDS
+        nodes.met(a)
+        joining[0].result(SECONDS)
+
+
 def test_a_node_that_stands_still_waits_for_the_one_that_does_not_wait() -> None:
     waits = ("/x/torch/distributed/distributed_c10d.py:1 in all_reduce", "/x/train.py:3 in main")
     works = ("/x/train.py:3 in main",)
@@ -120,3 +157,46 @@ def test_workers_are_told_of_an_interface_only_where_it_matters() -> None:
     assert nodes_address.of_interface({}) is None
     with pytest.raises(UsageError, match=r"no such interface; it has .*lo"):
         nodes_address.of_interface({"FTRUN_INTERFACE": "wlan9"})
+
+
+@pytest.mark.parametrize(
+    ("reason", "here", "lost"),
+    [
+        ("b is lost", "ac", "b"),
+        ("b is lost, c is lost", "a", "bc"),
+        ("the rendezvous has a new host, b is lost", "ac", "b"),
+        ("b is lost, c starts again", "a", "b"),  # and has left since
+        ("c starts again, b is lost", "abc", ""),  # it is back
+        ("b left", "ac", ""),
+        ("b is excluded, c is lost", "a", "c"),
+        ("b did not stop in time", "ac", ""),  # it saves, say
+        ("the launcher on b stands still", "ac", ""),
+        ("bb is lost", "ac", ""),
+        ("d joins", "acd", ""),
+        ("", "ac", ""),
+    ],
+)
+def test_which_nodes_are_marked_as_lost(reason: str, here: str, lost: str, tmp_path: Path) -> None:
+    about = About("a", rules(Nodes()), 1)
+    file = NodesFile(tmp_path / "nodes.json", print)
+    memory = Remembering(NodeMemory(file, about, print), about, print)
+    group: Any = SimpleNamespace(hosts=True, round=Members(1, tuple(map(who, "abc")), ""))
+    plan: Any = SimpleNamespace(run_dir=RunDir(tmp_path / "run"))
+    console: Any = SimpleNamespace(met=lambda *_: None)
+    others = Others(plan, group, memory, console)
+    others.begun(0, 1, None, None)
+    group.round = Members(2, tuple(map(who, here)), reason)
+    others.begun(0, 2, None, None)
+    memory.excluded(within=10.0)
+    others.close()
+    marks = {
+        name: [each for each in host.entries if isinstance(each, Marked)] for name, host in file.read().hosts.items()
+    }
+    assert {name for name, each in marks.items() if each} == set(lost)
+    for name in lost:
+        (mark,) = marks[name]
+        assert (mark.sign, mark.evidence, mark.attempt) == (Sign.LOST, f"{name} is lost, in round 1", 2)
+
+
+def who(name: str) -> Who:
+    return Who(name, name, "127.0.0.1")

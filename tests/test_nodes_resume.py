@@ -9,13 +9,18 @@ import pytest
 import torch
 from conftest import eventually
 from nodes_kit import run_fixture, snapshot  # noqa: F401 - a fixture
+from rendezvous_kit import meeting
 
+from ftrun import events
 from ftrun.checkpoint import epochs, reader
 from ftrun.checkpoint.keeper import seats
 from ftrun.checkpoint.layout import AttemptName, attempt_key, done_json
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.memory.outcomes import Outcome, Outcomes
-from ftrun.launch import bringing_in
+from ftrun.errors import CheckpointError, UsageError
+from ftrun.launch import bringing_in, rounds
+from ftrun.launch.gathering import Gathering
+from ftrun.rendezvous.round_store import RoundBroken
 
 if TYPE_CHECKING:
     from nodes_kit import Launcher, Run
@@ -213,3 +218,57 @@ def test_what_another_node_has_a_copy_of_is_not_lost(run: Run) -> None:
     assert {"done/n0000.json", "done/n0001.json"} <= root.files(made.name).keys()
     assert one.keeping.finish(20)
     assert not copies.path.exists()
+
+
+def test_copies_are_kept_where_the_run_ends_without_the_commit(run: Run) -> None:
+    one, two = pair(run, "--set", "checkpoint.peer_copies=1")
+    one.keep()
+    two.keep("root.file:hang")
+    made = snapshot(named(1, 10))
+    for rank, each in enumerate((one, two)):
+        each.seal(made, [rank])
+    copies = one.tier.copies
+    eventually(copies.sealed, 20, "the copy")
+    two.kill_keeper()
+    two.tier.remove()
+    assert not one.keeping.finish(1.0), "nobody brings the other part"
+    assert [seal.rank for _, seal in copies.sealed()] == [1]
+    again = run.launcher("--set", "checkpoint.peer_copies=1")
+    (begun,) = run.meet(again)
+    assert begun.resume == str(made.name)
+
+
+def test_a_leader_whose_round_is_over_takes_no_epoch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_ROOT_PAUSE", 0.1)
+    one, _ = pair(run)
+    events_file = one.rounds._plan.run_dir.events()
+    events.EventLog(events_file).write(events.Committed(10, "away", 0.1, 1))  # it isn't in the root: is that mounted?
+    with meeting(2, 2) as nodes:
+        a, b = nodes.node(), nodes.node()
+        first, second = nodes.met(a, b)
+        Gathering(second.store, 1, 2).report([], "")
+        begun = nodes.pool.submit(one.rounds.begin, first.store, 0, 2)
+        eventually(lambda: "the restart waits for it" in one.warned, 20, "it to wait for the root")
+        again = nodes.meet(b)  # the others don't
+        eventually(a.num_nodes_waiting, 20, "the end of the round")
+        events_file.unlink()  # as good as a root that is back
+        with pytest.raises(RoundBroken, match="starts again"):
+            begun.result(20)
+        assert one.rounds._root.epochs() == [1]
+        nodes.met(a)
+        again[0].result(20)
+
+
+def test_all_nodes_say_whose_fault_it_is_that_there_is_no_attempt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "_ROOT_SECONDS_OF_MANY", 0.0)
+    one, two = pair(run)
+    path = one.rounds._root.path
+    path.rename(path.with_name("aside"))
+    path.write_text("")
+    away = [each.exception() for each in run.begun(one, two)]
+    assert [type(each) for each in away] == [CheckpointError] * 2
+    path.unlink()
+    emptied = [each.exception() for each in run.begun(one, two)]
+    assert [isinstance(each, UsageError) for each in emptied] == [True] * 2
+    for said in (away, emptied):
+        assert str(said[0]) == str(said[1])

@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.utils.store import barrier, synchronize
 
 from ftrun.errors import UsageError
+from ftrun.launch.nodes_group import Group
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.handler import BACKEND, Excluded, Handler, register
 from ftrun.rendezvous.hosting import NotAdmitted
@@ -443,3 +444,20 @@ def test_the_phases_that_torch_sees() -> None:
         with node.absent():
             assert node._pulse._watched is False
         assert node._pulse._watched is True
+
+
+def test_whoever_waits_for_a_word_is_woken_by_it_and_stays_absent() -> None:
+    with meeting(1, 2) as nodes:
+        a, b = nodes.node(), nodes.node()
+        nodes.met(a)
+        group = Group(a)
+        assert a._pulse is not None
+        with group.absent():
+            assert group.await_word(0.05) == ""
+            assert a._pulse._watched is False  # evidence may follow, a kill and a long pause
+            joining = nodes.meet(b)
+            assert group.await_word(SECONDS).endswith(" joins")
+            assert a._pulse._watched is False
+        assert a._pulse._watched is True
+        nodes.met(a)
+        joining[0].result(SECONDS)

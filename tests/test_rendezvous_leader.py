@@ -389,6 +389,7 @@ class World:
         self.rounds: list[Round] = []
         self.calls: list[int] = []
         self.growing = False
+        self.named = 0
         self.heard: dict[str, float] = {}
         self.maybe_lost: set[str] = set()
         self.over = False
@@ -415,9 +416,10 @@ class World:
                 self.rounds.append(action.round)
             elif isinstance(action, Called):
                 assert action.generation == (self.rounds[-1].generation if self.rounds else 0)
-                again = [each for each in self.calls if each == action.generation]
-                assert len(again) <= (self.growing and not action.growth), "called twice"
-                self.growing = action.growth
+                if action.generation in self.calls:  # again only to say more
+                    more = len(action.left) > self.named
+                    assert more or (self.growing and not action.growth), "called twice"
+                self.growing, self.named = action.growth, len(action.left)
                 self.calls.append(action.generation)
 
     def check(self, formed: Round) -> None:

@@ -23,7 +23,6 @@ from ftrun.health.standing import Rules, Standing, State, standing
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ftrun.errors import FtrunError
     from ftrun.health.history import Entry
     from ftrun.health.marks import Mark
     from ftrun.health.nodes_file import NodesFile
@@ -203,6 +202,8 @@ class NodeMemory:
         except (Busy, OSError) as error:
             self._say_trouble(error)
             left = [job for job in jobs if job.change is not None]
+        except Exception as error:  # the thread has to live: without it nobody is left out any more, and callers wait
+            self._say_trouble(error)
         for job in jobs:
             job.done.set()
         return left
@@ -220,8 +221,8 @@ class NodeMemory:
             if self._tell is not None:
                 self._tell(dict(self._excluded))
 
-    def _say_trouble(self, error: FtrunError | OSError) -> None:
-        text = str(error)
+    def _say_trouble(self, error: Exception) -> None:
+        text = str(error) or type(error).__name__
         if text != self._trouble:
             self._trouble = text
             self._report(f"the memory of nodes can't be used: {text}")

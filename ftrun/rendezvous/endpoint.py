@@ -83,18 +83,22 @@ def resolve(host: str) -> list[str]:
     Raises:
         OSError: it has none.
     """
-    found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    try:
+        found = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except UnicodeError as error:  # an empty part, or one that is too long
+        raise OSError(errno.EINVAL, f"{host!r} is no host name") from error
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
 def is_mine(address: str) -> bool:
-    """Whether a numeric address belongs to this machine (more exactly, to this network namespace)."""
+    """Whether an address, or a name, belongs to this machine (more exactly, to this network namespace)."""
     try:
         with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-    except OSError:
+            bound = str(probe.getsockname()[0])
+    except (OSError, UnicodeError):
         return False
-    return not ipaddress.ip_address(address.partition("%")[0]).is_unspecified
+    return not ipaddress.ip_address(bound.partition("%")[0]).is_unspecified
 
 
 def address_towards(address: str) -> str:

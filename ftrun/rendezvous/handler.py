@@ -222,7 +222,12 @@ class Handler(RendezvousHandler):
         """Let the others learn that this node leaves on purpose, before they find its store gone."""
         pulse.depart()
         deadline = time.monotonic() + _GOODBYE_SECONDS
-        while time.monotonic() < deadline and not (pulse.known.state is not None and pulse.known.state.called):
+        while time.monotonic() < deadline:
+            known, me = pulse.known, pulse.who.node
+            member = known.round is not None and known.round.rank_of(me) is not None
+            told = known.call is not None and (me in known.call.left or not member)
+            if known.state is not None and known.state.called and told:
+                break
             pulse.wait(_SLICE / 5)
         time.sleep(_SLICE)  # they look several times in that time
 

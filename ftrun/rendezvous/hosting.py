@@ -71,7 +71,7 @@ class Hosting:
         """
         settings = self._settings
         place, mine = self._own_place()
-        listener = endpoint.listen(settings.endpoints[place].port) if place is not None else None
+        listener = self._listen(settings.endpoints[place]) if place is not None else None
         if listener is None and settings.is_host:
             raise NotAdmitted(f"--rdzv-endpoint {settings.where}: something else listens at that port on this node.")
         if listener is None:
@@ -151,6 +151,7 @@ class Hosting:
         self._instruct(serving)
         serving.start()
         self._serving = serving
+        self._instruct(serving)  # what another thread said meanwhile went to the one before
         if self.board is not None:
             self._noting = Noting(self.board, serving, who.address)
             self._noting.start()
@@ -193,6 +194,13 @@ class Hosting:
             self._serving.close(linger)
         if self._noting is not None:
             self._noting.close()
+
+    @staticmethod
+    def _listen(where: endpoint.Endpoint) -> socket.socket | None:
+        try:
+            return endpoint.listen(where.port)
+        except OSError as error:  # a port below 1024, above all
+            raise NotAdmitted(f"--rdzv-endpoint {where}: this node can't listen there: {error.strerror}.") from error
 
     def _own_place(self) -> tuple[int | None, list[str]]:
         """The first of the endpoints that is this machine's, and which addresses of it are."""

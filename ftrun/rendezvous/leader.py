@@ -65,13 +65,16 @@ class Leader:
         self._starved = True
         self._departed: list[str] = []  # in words, since the latest round
         self._gone: list[str] = []  # those of them that left on purpose
+        self._told_gone = 0  # how many of these the call names
         self._base: dict[str, Who] = {}  # of whom most have to be in the next round
         self._incumbent = True  # it has formed the latest round itself
-        self._new_host = self._host_leaves = False
+        self._new_host = False
+        self._host_left_at: float | None = None
         self._preflight = Preflight()
         self._parted = ""  # pairs that don't reach each other, as told last
         self._reports: Mapping[str, Report] = {}
         self._growing = False  # the call is for nothing but growth
+        self._passed_over = 0  # numbers that another leader may have used, unseen
         self.generation = 0
         self.called = ""
         self.ending: Ending | None = None
@@ -111,9 +114,13 @@ class Leader:
         self._members = [each.node for each in last.members]
         self._base = {each.node: each for each in last.members if each.node not in set(left)}
         self._incumbent = self._starved = False
+        self._gone = list(left)
         self._new_host = True
         self._not_before = self._clock + (_HOST_NOTICES * self._terms.lost_after if silent else 0.0)
         self.called = ""
+        # A host that was stopped or cut off just then may have formed one more, which nobody here has seen: two rounds
+        # of one number would pass for the same.
+        self._passed_over = 1 if silent else 0
 
     def remember(self, generation: int) -> None:
         """Count on from a round of a run that nobody lives of."""
@@ -252,10 +259,15 @@ class Leader:
             yield from self._tell_parted()
         if reasons and not self.called:
             self.called, self._called_at, self._enough_since = brief(reasons, 8, ", "), self._clock, None
-            self._growing = growing
+            self._growing, self._told_gone = growing, len(self._gone)
             yield Called(self.generation, self.called, tuple(self._gone), growing)
         elif reasons and self._growing and self._departed:  # somebody is lost while workers leave in order
             self.called, self._growing = brief(self._departed, 8, ", "), False
+            self._told_gone = len(self._gone)
+            yield Called(self.generation, self.called, tuple(self._gone))
+        elif self.called and len(self._gone) > self._told_gone:  # an heir must not count on them
+            news = [each for each in reasons if each not in self.called]
+            self.called, self._told_gone = brief([self.called, *news], 8, ", "), len(self._gone)
             yield Called(self.generation, self.called, tuple(self._gone))
         if self.called or not self.generation:
             yield from self._form()
@@ -274,7 +286,7 @@ class Leader:
             self._members.remove(node)
             if known.beat.phase is Phase.GONE or node in self._refused:  # whoever is excluded has to go
                 self._base.pop(node, None)
-                self._host_leaves = self._host_leaves or node == self._host.node
+                self._host_left_at = self._clock if node == self._host.node else self._host_left_at
                 self._gone.append(node)
             reasons.append(known.why_gone(excluded))
         for node in [node for node, known in self._nodes.items() if self._forgotten(node, known)]:
@@ -335,7 +347,7 @@ class Leader:
         waited = self._clock - self._enough_since
         if self._clock < self._not_before:
             return
-        if self._host_leaves and self._clock - self._called_at < _HANDS_OVER_SECONDS:
+        if self._host_left_at is not None and self._clock - self._host_left_at < _HANDS_OVER_SECONDS:
             return  # whoever leads then would have to form it once more
         if len(ready) < self._terms.max_nodes and self._starved and waited < self._terms.last_call:
             return
@@ -373,12 +385,14 @@ class Leader:
         return not self._terms.quorum or has_most([each.who for each in ready], self._base, host)
 
     def _formed(self, ready: list[Seen]) -> Formed:
-        generation = max(self.generation, self._seen_generation) + 1
+        generation = max(self.generation, self._seen_generation) + 1 + self._passed_over
+        self._passed_over = 0
         formed = Round(generation, tuple(each.who for each in ready), self.called)
         self.generation, self.called = generation, ""
         self._members = [each.who.node for each in ready]
         self._base, self._incumbent = {each.who.node: each.who for each in ready}, True
         self._starved, self._enough_since, self._departed, self._gone = False, None, [], []
+        self._told_gone = 0
         return Formed(formed)
 
     # Who is who

@@ -102,9 +102,9 @@ def _about(known: Known, generation: int) -> list[str]:
     new = known.round is None or known.round.generation != generation
     reads = [Keys.round(generation)] if new else []
     reads += [Keys.store(generation)] if new or not known.store else []
-    # A call for growth may yet become one of another kind.
+    # It may yet become one of another kind, and others may leave on purpose.
     called = known.state is not None and known.state.called
-    return [*reads, Keys.call(generation)] if called and (known.call is None or known.call.growth) else reads
+    return [*reads, Keys.call(generation)] if called else reads
 
 
 def _round(known: Known, found: dict[str, str | None], generation: int) -> Known:

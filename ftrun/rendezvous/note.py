@@ -87,10 +87,14 @@ class Board:
         self._run_id = run_id
 
     def read(self) -> Note | None:
-        """The note; None where there is none that can be read."""
+        """The note; None where there is none, or a damaged one.
+
+        Raises:
+            OSError: the filesystem doesn't say.
+        """
         try:
             note = Note.decode((self._directory / _NAME).read_text())
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             return None  # one that was torn by a loss of power was written by nobody who lives
         return note if note.run_id == self._run_id else None
 
@@ -110,7 +114,7 @@ class Board:
 
     def clear(self, leader: str) -> None:
         """Take the note of a leader away whose run is over."""
-        note = self.read()
-        if note is not None and note.leader == leader:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            note = self.read()
+            if note is not None and note.leader == leader:
                 (self._directory / _NAME).unlink(missing_ok=True)

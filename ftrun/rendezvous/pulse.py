@@ -255,14 +255,15 @@ class Pulse:
         before = errand.known.state
         silent = before is not None and known.state is not None and before.count == known.state.count
         self._leader_silent = self._leader_silent + passed if silent else 0.0
-        if self._leader_silent > _LEADER_SECONDS:
-            known = dataclasses.replace(known, trouble="the leader of the rendezvous says nothing")
         with self._changed:
             del self._outbox[: len(errand.outbox)]
             self._written = errand.said
         if known.trial is not None and known.trial != errand.known.trial:
             self._trying.ask(known.trial)
         self._know(known)
+        if self._leader_silent > _LEADER_SECONDS and known.ending is None:
+            self._leader_silent = 0.0
+            raise Silent("the leader of the rendezvous says nothing")  # another node takes over
 
     def _know(self, known: Known) -> None:
         with self._changed:

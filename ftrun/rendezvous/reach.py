@@ -22,7 +22,7 @@ from ftrun.rendezvous.keys import Keys
 from ftrun.rendezvous.look import announce
 from ftrun.rendezvous.member import Inheritance, Known, heirs
 from ftrun.rendezvous.model import PROTOCOL, Job, Outcome, State, Who
-from ftrun.rendezvous.visiting import Home, Moved, NobodyLeads, NotWelcome, Reached, Visitor
+from ftrun.rendezvous.visiting import AnotherRun, Home, Moved, NobodyLeads, NotWelcome, Reached, Visitor
 from ftrun.rendezvous.wire import Deserted, LineDown, Wire
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Reach:
         self._board = board
         self._failover = failover
         self._note: Note | None = None
+        self._unread = False  # the note couldn't be read
         self._deserted = False  # all that the note names say that nobody is there
         self._asked = 0  # how many of them were asked so far
         self._guided = ""
@@ -109,18 +110,29 @@ class Reach:
             ways.insert(0, self._at_an_heir)
         if self._place is not None:  # to ask a host again that has just been silent takes time
             ways.insert(1 if self._silent else 0, self._where_it_was)
-        troubles = []
+        troubles: list[str] = []
+        strange: NotWelcome | None = None
+        told = False
         for way in ways:
+            if way == self._at_home and (told or strange is not None):
+                break  # somebody leads elsewhere
             try:
                 reached = way(visitor)
-            except NotWelcome:
-                raise
+            except NotWelcome as error:
+                # Where this run was led, another one may be led by now: this one may go on elsewhere.
+                if visitor.known.round is None and not isinstance(error, AnotherRun):
+                    raise
+                strange = strange or error
+                troubles.append(str(error))
             except LineDown as error:
                 troubles.append(str(error))
+                told = told or isinstance(error, Moved)
             else:
                 self._silent = False
                 self._tell_way(visitor.known)
                 return reached
+        if strange is not None and visitor.known.round is None:
+            raise strange
         raise LineDown("; ".join(dict.fromkeys(filter(None, troubles))))
 
     def _tell_way(self, known: Known) -> None:
@@ -164,7 +176,12 @@ class Reach:
 
     def _at_the_note(self, visitor: Visitor) -> Reached:
         """At the leader that the run's note names, or where one of its members has met the one after it."""
-        self._note = self._board.read() if self._board is not None else None
+        self._unread = True
+        try:
+            self._note = self._board.read() if self._board is not None else None
+        except OSError as error:
+            raise LineDown(f"the run directory doesn't say where the run is led: {error.strerror or error}") from error
+        self._unread = False
         if self._note is None:
             raise LineDown("")
         places = [place for place in self._note.places if not self._home.owns(*place)]
@@ -176,10 +193,11 @@ class Reach:
             self._asked += 1
             try:
                 return self._reach(visitor, *place, _SHORT_PATIENCE)
-            except (NotWelcome, Moved):
-                raise
             except LineDown as error:
-                deserted += isinstance(error, Deserted)
+                if isinstance(error, Moved | NotWelcome) and not isinstance(error, AnotherRun):
+                    raise
+                # What was noted may be long ago: a machine at which another run is led by now is none of this one.
+                deserted += isinstance(error, Deserted | AnotherRun)
             if time.monotonic() - began >= _NOTE_SECONDS:
                 break
         self._deserted = deserted == len(places) > 0
@@ -187,6 +205,8 @@ class Reach:
 
     def _at_home(self, visitor: Visitor) -> Reached:
         """Here, in a run that begins."""
+        if self._unread:
+            raise LineDown("")  # there may be a run
         port = self._home.begin(visitor.who, self._note, deserted=self._deserted)
         return self._reach(visitor, "127.0.0.1", port, self._patience)
 
@@ -270,9 +290,10 @@ class Reach:
 
     def _require_ours(self, job: Job) -> None:
         if job.protocol != PROTOCOL:
-            raise NotWelcome(f"{job.host}, which hosts the rendezvous, has another version of ftrun: install the same.")
+            kind = NotWelcome if job.run_id == self._run_id else AnotherRun
+            raise kind(f"{job.host}, which hosts the rendezvous, has another version of ftrun: install the same.")
         if job.run_id != self._run_id:
-            raise NotWelcome(
+            raise AnotherRun(
                 f"{self._endpoints[0]} is the endpoint of another run, {job.run_id!r}, and this is {self._run_id!r}: "
                 "give each run an endpoint of its own, or all its nodes the same --rdzv-id."
             )

@@ -69,6 +69,7 @@ class Scout:
         self._endpoints = endpoints
         self._address = address
         self._board = board
+        self._asked = 0  # how many of the missing so far
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftrun-scout", daemon=True)
 
@@ -88,19 +89,25 @@ class Scout:
                 if self._stop.is_set():
                     return
                 wire = Wire(address, port, _PATIENCE)
-                with contextlib.suppress(LineDown):
+                # Nor may a store of another version, or what else answers there, end the thread.
+                with contextlib.suppress(LineDown, ValueError, TypeError, KeyError, AttributeError):
                     wire.open()
                     self._meet(f"{address} {port}", wire)
                 wire.close()
 
     def _places(self) -> Iterator[tuple[str, int]]:
-        places = [(who.address, who.port) for who in self._serving.missing[:_MOST] if who.port]
+        missing = self._serving.missing  # those of the whole run: the first few may long be dead
+        first = self._asked % len(missing) if missing else 0
+        turn = (*missing[first:], *missing[:first])[:_MOST]
+        self._asked += len(turn)
+        places = [(who.address, who.port) for who in turn if who.port]
         for where in self._endpoints:
             with contextlib.suppress(OSError):
                 places = [*((address, where.port) for address in endpoint.resolve(where.host)), *places]
-        note = self._board.read() if self._board is not None else None
-        if note is not None and note.leader != self._serving.job.leader:
-            places.append((note.address, note.port))
+        with contextlib.suppress(OSError):
+            note = self._board.read() if self._board is not None else None
+            if note is not None and note.leader != self._serving.job.leader:
+                places.append((note.address, note.port))
         for address, port in dict.fromkeys(places):
             if port != self._serving.port or not endpoint.is_mine(address):
                 yield address, port

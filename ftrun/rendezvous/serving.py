@@ -171,6 +171,8 @@ class Serving:
         keys = [Keys.NODES, Keys.END, Keys.MOVED, *map(Keys.beat, nodes), *map(Keys.reach, nodes)]
         announced, ending, moved, *found = store.exchange((), keys)
         records, reports = found[: len(nodes)], found[len(nodes) :]
+        if moved and not self.move_to and int(moved.split()[2]) < self._leader.generation:
+            store.set(Keys.MOVED, moved := "")  # by one that looked here before the latest round was formed
         if moved:
             self._report(f"another leader goes on: the rendezvous has moved to {moved}")
             return False

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftrun.errors import UsageError
-from ftrun.rendezvous.endpoint import Endpoint, parse_list
+from ftrun.rendezvous.endpoint import Endpoint, is_loopback, parse_list, resolve
 from ftrun.rendezvous.member import Timing
 from ftrun.rendezvous.model import Terms
 
@@ -23,6 +23,7 @@ _SECONDS = {
     "stop_timeout": 180.0,
     "stall_timeout": 60.0,
 }
+_SHORTEST_LOST = 0.5
 _SWITCHES = ("is_host", "failover", "quorum", "preflight")
 _OTHER_BACKENDS = {"timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt",
                    "read_timeout", "store_type", "rank"}  # fmt: skip
@@ -82,6 +83,11 @@ def read(
     if unknown := set(parameters.config) - {*_SECONDS, *_SWITCHES, *_OTHER_BACKENDS}:
         known = ", ".join([*_SECONDS, *_SWITCHES])
         raise UsageError(f"--rdzv-conf {min(unknown)}: there is no such option; there are {known}.")
+    if given["lost_timeout"] < _SHORTEST_LOST:
+        raise UsageError(
+            f"--rdzv-conf lost_timeout={given['lost_timeout']:g}: nodes are heard five times a second, so give "
+            f"{_SHORTEST_LOST:g} or more."
+        )
     switches = {name: _switch(name, parameters) for name in _SWITCHES}
     terms = Terms(
         parameters.min_nodes,
@@ -100,7 +106,7 @@ def read(
         where,
         parameters.run_id,
         terms,
-        local_addr=parameters.local_addr,
+        local_addr=_numeric(parameters.local_addr),
         is_host=switches["is_host"],
         traits=traits,
         join_timeout=given["join_timeout"],
@@ -111,6 +117,17 @@ def read(
         more=tuple(more),
         notes=notes,
     )
+
+
+def _numeric(local_addr: str | None) -> str | None:
+    """Sockets are told apart by numeric addresses, and other nodes may know no such name."""
+    if not local_addr or is_loopback(local_addr):
+        return local_addr
+    try:
+        found = resolve(local_addr)
+    except OSError as error:
+        raise UsageError(f"--local-addr {local_addr}: {error.strerror}. Give an address of this node.") from error
+    return next((each for each in found if not is_loopback(each)), found[0])
 
 
 def _switch(name: str, parameters: RendezvousParameters) -> bool | None:

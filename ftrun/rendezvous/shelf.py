@@ -20,6 +20,7 @@ Write = tuple[str, str, str]
 
 _JOIN_SECONDS = 5.0
 _READ = 2**16
+_IDLE_SECONDS = 60
 
 
 class Shelf:
@@ -107,6 +108,9 @@ class Server:
             connection, _ = self._listener.accept()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A node that vanished never hangs up: it would keep its connection for as long as the run lasts.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
             self._selector.register(connection, selectors.EVENT_READ, _Visitor(connection, self.shelf))
 
     def _serve(self, visitor: _Visitor, events: int) -> None:
@@ -161,6 +165,8 @@ class _Visitor:
             del self._in[:end]
             answer = json.dumps(self._shelf.exchange(writes, reads)).encode()
             self.pending += LENGTH.pack(len(answer)) + answer
+            if len(self.pending) > LONGEST:
+                return False  # it asks and asks, and reads nothing
         return True
 
     def write(self) -> bool:

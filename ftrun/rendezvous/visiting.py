@@ -35,6 +35,10 @@ class NotWelcome(LineDown):
         self.refusal = Refusal(excluded=False, reason=reason)
 
 
+class AnotherRun(NotWelcome):
+    """Another run is led there."""
+
+
 @dataclass(frozen=True)
 class Visitor:
     """A node that looks for the leader.

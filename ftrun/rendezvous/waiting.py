@@ -118,7 +118,10 @@ def _is_spare(known: Known) -> bool:
 
 def _why_not_needed(known: Known, settings: Settings) -> str:
     members = known.round.members if known.round is not None else ()
-    return SEATS_TAKEN if len(members) >= settings.terms.max_nodes else HELD
+    if len(members) >= settings.terms.max_nodes:
+        return SEATS_TAKEN
+    parted = [each for each in known.lobby.split("; ") if " can't reach " in each]
+    return f"the others are at work, and no node joins that can't be reached: {'; '.join(parted)}" if parted else HELD
 
 
 def _what_is_missing(known: Known) -> str:
