@@ -243,25 +243,38 @@ def hold(path: Path, *, shared_by_nodes: bool = False) -> BaseFileLock:
     Raises:
         RunDirError: another live launcher holds it.
     """
+    alone, with_others = _lock_files(path)
+    own, other = (with_others, alone) if shared_by_nodes else (alone, with_others)
+    try:
+        durable.make_dirs(own.parent)
+        lock = _acquired(own, path)
+        own.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        try:
+            if other.exists():  # a run of one node and one of several keep out of each other's directory
+                _acquired(other, path).release()
+        except RunDirError:
+            lock.release()
+            raise
+    except OSError as error:
+        raise RunDirError(
+            f"{own.parent} can't be written: {error.strerror}. Choose another place with --run-dir."
+        ) from error
+    return lock
+
+
+def _acquired(file: Path, path: Path) -> BaseFileLock:
     # Workers import this module for its paths: what only launchers need is not put into the user's process.
     from filelock import FileLock, Timeout
 
-    file = _lock_files(path)[shared_by_nodes]
+    # `ftrun status` tries the lock for an instant: a moment's patience tells it from a live launcher.
+    lock = FileLock(file, timeout=0.5)
     try:
-        durable.make_dirs(file.parent)
-        # `ftrun status` tries the lock for an instant: a moment's patience tells it from a live launcher.
-        lock = FileLock(file, timeout=0.5)
         lock.acquire()
-        file.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
     except Timeout:
         raise RunDirError(
             f"{path} is in use by another launcher ({_holder(file)}). Wait for it, stop it, or choose another "
             "--name or --run-dir."
         ) from None
-    except OSError as error:
-        raise RunDirError(
-            f"{file.parent} can't be written: {error.strerror}. Choose another place with --run-dir."
-        ) from error
     return lock
 
 

@@ -105,9 +105,10 @@ def supervise(
         outcome, code = _excluded(str(error), console)
         if group is not None:
             leaving = True
-            with group.absent():
-                director.close()  # as above: its part of the last snapshot is nowhere else
-            group.leave(str(error))
+            with contextlib.suppress(SignalException):  # both as above: its part of the last snapshot is nowhere else
+                with group.absent():
+                    director.close()
+                group.leave(str(error))
     except (RendezvousError, FtrunError, OSError) as error:
         torch_events.record(agent.get_event_failed(), handler)
         outcome, code = _after_error(error, plan, group, console)
