@@ -271,9 +271,11 @@ def _acquired(file: Path, path: Path) -> BaseFileLock:
     try:
         lock.acquire()
     except Timeout:
+        with_others = _lock_files(path)[1]
+        nodes = " Nodes of one run need a machine or a container each." if file == with_others else ""
         raise RunDirError(
             f"{path} is in use by another launcher ({_holder(file)}). Wait for it, stop it, or choose another "
-            "--name or --run-dir."
+            f"--name or --run-dir.{nodes}"
         ) from None
     return lock
 
