@@ -190,7 +190,7 @@ def test_without_shared_memory_it_lies_among_temporary_files(tmp_path: Path, spa
 
 
 TINY = """
-mount -t tmpfs -o size=20k none /dev/shm
+mount -t tmpfs -o size=12k none /dev/shm
 "$@"
 code=$?
 find /dev/shm -type f -o -type l

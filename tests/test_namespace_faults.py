@@ -6,6 +6,7 @@ others stood still, from the fault to the start of their last new worker.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -155,14 +156,16 @@ def freeze(node: Node) -> list[int]:
     frozen: list[int] = []
     while new := [pid for pid in processes(node) if pid not in frozen]:
         for pid in new:
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGSTOP)
         frozen += new
     return frozen
 
 
 def thaw(launcher: Process, frozen: list[int]) -> None:
     for pid in frozen:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # one that ended as it was stopped
+            os.kill(pid, signal.SIGCONT)
     launcher.resume()  # what stands between it and this process has stopped, too
 
 
