@@ -39,6 +39,18 @@ def pair(run: Run, *options: str) -> tuple[Launcher, Launcher]:
     return one, two
 
 
+def half_committed(run: Run) -> tuple[Launcher, Launcher, AttemptName]:
+    """Two nodes, and a snapshot of both of which node 1 has brought its part to the root."""
+    one, two = pair(run)
+    made = snapshot(named(1, 10))
+    one.seal(made, [0])
+    two.seal(made, [1])
+    two.keep()
+    root = one.rounds._root
+    eventually(lambda: root.size(attempt_key(made.name, done_json(1))), 20, "the word of node 1")
+    return one, two, made.name
+
+
 def test_a_snapshot_in_several_memories_is_resumed_from(run: Run) -> None:
     one, two = pair(run)
     older, newer = (snapshot(named(1, step)) for step in (10, 20))
@@ -106,17 +118,11 @@ def test_keepers_that_stand_still_are_not_waited_for(run: Run, monkeypatch: pyte
 
 
 def test_a_lost_node_that_had_done_its_part_loses_nothing(run: Run) -> None:
-    one, two = pair(run)
-    made = snapshot(named(1, 10))
-    one.seal(made, [0])
-    two.seal(made, [1])
-    two.keep()
-    root = one.rounds._root
-    eventually(lambda: root.size(attempt_key(made.name, done_json(1))), 20, "the word of node 1")
+    one, two, made = half_committed(run)
     two.kill_keeper()
     two.tier.remove()
     (begun,) = run.meet(one)
-    assert (begun.resume, begun.resume_sealed) == (str(made.name), False)
+    assert (begun.resume, begun.resume_sealed) == (str(made), False)
     assert one.warned == ""
 
 
@@ -176,23 +182,18 @@ def test_nodes_that_all_start_again_in_another_order_find_what_they_had(run: Run
 
 
 def test_a_node_that_comes_back_from_the_dead_commits_nothing(run: Run) -> None:
-    one, two = pair(run)
-    made = snapshot(named(1, 10))
-    one.seal(made, [0])
-    two.seal(made, [1])
-    two.keep()
+    one, two, made = half_committed(run)
     root = one.rounds._root
-    eventually(lambda: root.size(attempt_key(made.name, done_json(1))), 20, "the word of node 1")
     # Node 0 stood still when the others went on: its keeper wakes up, and all that is missing is its own part.
     later = epochs.claim(root, one.rounds._plan.run_id, fresh=False, parent=None)
     one.keep()
-    outcome = eventually(lambda: outcome_of(one, made.name), 40, "what its keeper says")
+    outcome = eventually(lambda: outcome_of(one, made), 40, "what its keeper says")
     assert not outcome.committed
     assert f"epoch {later.epoch} has begun without this node" in outcome.reason
     assert run.committed() == []
-    assert not [file for file in root.files(made.name) if "failed" in file], "whoever leads may still find it whole"
+    assert not [file for file in root.files(made) if "failed" in file], "whoever leads may still find it whole"
     (begun,) = run.meet(two)
-    assert begun.resume == str(made.name)
+    assert begun.resume == str(made)
     assert reader.resume_point(root, one.rounds._plan.run_id).commit is not None
 
 
