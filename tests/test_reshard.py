@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import held_port
 from loading_kit import NAME, commit, cut, in_rows, replicated, written
+from ranks_kit import rank_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.placement_types import _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ftrun.checkpoint import manifest
 from ftrun.checkpoint.layout import Root
@@ -28,8 +26,6 @@ from ftrun.checkpoint.plan.pieces import Box
 from ftrun.errors import CorruptCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from conftest import Runner
     from loading_kit import Layout
 
@@ -42,17 +38,6 @@ def format_two(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     return Root.open(tmp_path / "root")
-
-
-@contextlib.contextmanager
-def rank_of(rank: int, world_size: int) -> Iterator[None]:
-    """This process as one rank of a group whose other ranks don't exist: enough to know who holds what."""
-    _clear_sharding_prop_cache()  # which remembers meshes, and on them the rank that this process was before
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 STATE = {
