@@ -151,3 +151,8 @@ class Place:
 def content(seed: int, size: int) -> bytes:
     """Bytes that say which file they are: torn or mixed ones differ."""
     return (f"{seed:08d}".encode() * (size // 8 + 1))[:size]
+
+
+def read(files: CachedFiles, url: str) -> bytes:
+    with files.open(url) as path:
+        return path.read_bytes()

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psutil
 import pytest
-from session_kit import here, launch  # noqa: F401 - fixtures of the Session's tests
+from cache_kit import Place
 
 import ftrun
 from ftrun import events
 from ftrun.__main__ import NOT_A_RUN
+from ftrun.checkpoint.layout import Root
 from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
 from ftrun.rundir import RunDir
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NO_COMPILER = Path(__file__).parent / "no_compiler"
-"""Processes with this in ``PYTHONPATH`` have optimizers that don't import torch's compiler, which takes a second."""
+"""Processes with this in ``PYTHONPATH`` import torch without its compiler, which takes more CPU than all else of it."""
 
 # What a surrounding launcher or an earlier test may have left must not reach the processes under test.
 _FOREIGN = ("FTRUN_", "PET_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_", "LOGLEVEL")
@@ -95,7 +97,7 @@ class Runner:
         Args:
             arguments: of Python.
             env: variables on top of this process's.
-            compiler: optimizers import torch's compiler when they are first used, as they do everywhere else.
+            compiler: torch comes with its compiler, as it does everywhere else.
             under: a command that runs Python.
         """
         number = len(self.started)
@@ -191,8 +193,22 @@ def pytest_configure(config: pytest.Config) -> None:
     Where ``PYTHONDONTWRITEBYTECODE`` is set, as in many containers, Python never does it by itself.
     """
     sys.dont_write_bytecode = False  # of this process alone: what it imports from now on are the tests
-    if not hasattr(config, "workerinput"):  # once, not in each process of pytest-xdist
+    in_worker = hasattr(config, "workerinput")  # of pytest-xdist
+    if not in_worker:
         compileall.compile_dir(Path(ftrun.__file__).parent, quiet=2)
+    if in_worker or not getattr(config.option, "numprocesses", None):
+        # The fixtures of the Session's tests: not where others run the tests, who would wait for this to import torch.
+        config.pluginmanager.import_plugin("session_kit")
+    examples_take_their_time()
+
+
+def examples_take_their_time() -> None:
+    """How long hypothesis needs for one says what else the machine is doing."""
+    usual = hypothesis.settings()
+    unhealthy = [*usual.suppress_health_check, hypothesis.HealthCheck.too_slow]
+    patient = hypothesis.settings(usual, deadline=None, suppress_health_check=unhealthy)
+    hypothesis.settings.register_profile("any machine", patient)
+    hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -202,6 +218,18 @@ def _signals_of_a_terminal() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """An empty root of checkpoints."""
+    return Root.open(tmp_path / "root")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """A remote directory and a cache of the test's own."""
+    return Place(tmp_path)
 
 
 @pytest.fixture

@@ -14,16 +14,20 @@ import pytest
 from cache_kit import Place, content
 
 import ftrun
+from ftrun.data.filler import registering
 from ftrun.data.filler.places import FillDir, Pool, read_json
+from ftrun.data.filler.registering import Berth
 from ftrun.data.loader import DataLoader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ftrun.data.cache.files import CachedFiles
+    from ftrun.data.filler.registering import Registered
 
 SIZE = 2_000
 N = 96
+WAIT = 30.0
 
 
 class Remote(Place):
@@ -100,3 +104,16 @@ def filler(directory: FillDir, remote: Remote, parent: int | None = None) -> Ite
     finally:
         process.kill()
         process.wait(10)
+
+
+def berth(run: Path, attempt: int = 1, world: int = 1, ranks: tuple[int, ...] = (0,)) -> Berth:
+    """The place in a run from which an order is registered."""
+    run.mkdir(exist_ok=True)
+    return Berth(run, 0, attempt, world, ranks)
+
+
+def registered(where: Berth, made: Any, name: str = "data") -> Registered:
+    found = registering.register(where, name, made)
+    assert found is not None
+    found.settle(WAIT)
+    return found

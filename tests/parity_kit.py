@@ -13,7 +13,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from conftest import SCRIPTS, eventually, held_port, kill_tree
+from conftest import NO_COMPILER, SCRIPTS, eventually, held_port, kill_tree
 from torch.distributed.run import get_args_parser
 
 if TYPE_CHECKING:
@@ -215,6 +215,7 @@ def environment(home: Path, extra: Mapping[str, str]) -> dict[str, str]:
     """What a launcher starts with: this process's variables less all that launchers read."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     filled = {name: value.replace("{home}", str(home)) for name, value in extra.items()}
+    filled["PYTHONPATH"] = os.pathsep.join(filter(None, (filled.get("PYTHONPATH"), str(NO_COMPILER))))
     return {**clean, "NO_COLOR": "1", "COLUMNS": "200", "TMPDIR": str(home), **filled}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,14 @@ from ftrun.checkpoint.layout import rank_shard
 from ftrun.checkpoint.memory.slot_memory import SlotMemory
 from ftrun.checkpoint.plan.pieces import Box, Piece
 from ftrun.checkpoint.records import TensorEntry, Word
+from ftrun.checkpoint.staging.stager import Stager
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from ftrun.checkpoint.plan.planner import Plan
+    from ftrun.checkpoint.state import Encoded
 
 
 @dataclass(frozen=True)
@@ -89,3 +94,36 @@ def memory_for(path: Path, plan: OwnPlan) -> SlotMemory:
     memory = SlotMemory(path)
     memory.resize(plan.size)
     return memory
+
+
+class HeldBack:
+    """A slot, and a stager whose copies in the background wait until the loop has done what it wants to do first."""
+
+    def __init__(self, directory: Path) -> None:
+        self.stager = Stager(overlap=True)
+        self._path, self._memory = directory / "slot", SlotMemory(directory / "slot")
+        self._gate = threading.Event()
+        self._ended: list[tuple[Any, ...]] = []
+
+    def stage(self, plan: Plan, encoded: Encoded) -> set[str]:
+        """What the next optimizer step waits for."""
+        self._memory.resize(plan.size)
+        self._gate, self._ended = threading.Event(), []
+        gate, ended = self._gate, self._ended
+        self.stager.in_background(lambda: gate.wait(20) and None)
+        self.stager.stage(plan, self._memory, encoded.tensors, lambda *told: ended.append(told), encoded.alike)
+        assert self.stager._pending is not None
+        return set(self.stager._pending._orders.waiting)
+
+    def step(self, step: Callable[[], object]) -> tuple[set[str], bytes]:
+        """Let the copies go on, and the loop make its step: what is torn, and what the slot holds."""
+        self._gate.set()
+        step()
+        assert self.stager.settle(20)
+        (torn, _found, error), *_ = self._ended
+        assert error is None
+        return set(torn), self._path.read_bytes()
+
+    def close(self) -> None:
+        self.stager.close(20)
+        self._memory.close()

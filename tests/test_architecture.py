@@ -34,6 +34,11 @@ MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 @cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
+@cache
 def imports(name: str, *, types_too: bool = False) -> frozenset[str]:
     """What a module imports anywhere in it; what only a type checker sees, on request."""
     path = MODULES[name]
@@ -58,7 +63,7 @@ def imports(name: str, *, types_too: bool = False) -> frozenset[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(path.read_text()))
+    visit(parsed(name))
     return frozenset(found)
 
 
@@ -150,9 +155,7 @@ def test_nothing_is_pickled(name: str) -> None:
             "shelve",
             "marshal",
         )
-    called = {
-        ast.unparse(node.func) for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call)
-    }
+    called = {ast.unparse(node.func) for node in ast.walk(parsed(name)) if isinstance(node, ast.Call)}
     # Formats of others, made on request; nothing of theirs is ever read back that way.
     writers = {"ftrun.checkpoint.export_formats", "ftrun.checkpoint.dcp.found"}
     assert not called & ({"torch.load", "eval"} | (set() if name in writers else {"torch.save"}))
@@ -162,7 +165,7 @@ def test_nothing_is_pickled(name: str) -> None:
 @each_module
 def test_modules_have_no_effect_when_they_are_imported(name: str) -> None:
     """Nothing but definitions, imports and constants at the top level, and no module-level mutable state."""
-    for node in ast.parse(MODULES[name].read_text()).body:
+    for node in parsed(name).body:
         if isinstance(node, ast.Expr):
             value = node.value
             # A docstring, or (in the command line) the one call that registers the commands.
@@ -170,7 +173,7 @@ def test_modules_have_no_effect_when_they_are_imported(name: str) -> None:
         assert not isinstance(node, ast.For | ast.While | ast.With | ast.Global | ast.Delete | ast.AugAssign)
     writes = [
         ast.unparse(node)
-        for node in ast.walk(ast.parse(MODULES[name].read_text()))
+        for node in ast.walk(parsed(name))
         if isinstance(node, ast.Assign) and any(ast.unparse(each).startswith("os.environ[") for each in node.targets)
     ]
     assert not writes or room(name) == "launch"
@@ -178,7 +181,7 @@ def test_modules_have_no_effect_when_they_are_imported(name: str) -> None:
 
 @each_module
 def test_every_module_says_what_it_is(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text())
+    tree = parsed(name)
     assert ast.get_docstring(tree), name
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     assert futures or len(tree.body) <= 1, name

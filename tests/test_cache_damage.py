@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 FILES = 4
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 def filled(place: Place) -> list[str]:
     urls = [place.put(f"{number}.bin", content(number, 300 + number)) for number in range(FILES)]
     files = place.files()

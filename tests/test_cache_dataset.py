@@ -14,11 +14,6 @@ from ftrun.data.cache.packed import PackedStrings
 from ftrun.errors import UsageError
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 def test_packed_strings_are_a_sequence() -> None:
     texts = ["", "a", "ünï", "x" * 1000, "\udcff", ""]
     packed = PackedStrings(texts)

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from cache_kit import Place, content
+from cache_kit import Place, content, read
 from conftest import eventually
 
 from ftrun.data.cache import filesystems, names, settings
@@ -23,16 +23,6 @@ from ftrun.data.cache.pages import Page, node_counters
 from ftrun.data.cache.records import CachedObject, Listing
 from ftrun.data.cache.room import Room
 from ftrun.errors import UsageError
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-def read(files: CachedFiles, url: str) -> bytes:
-    with files.open(url) as path:
-        return path.read_bytes()
 
 
 def test_a_file_is_fetched_once_and_then_read_from_the_disk(place: Place) -> None:

@@ -8,25 +8,12 @@ import shutil
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
-from cache_kit import Place
+from cache_kit import Place, read
 
 from ftrun.data.cache import hits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from ftrun.data.cache.files import CachedFiles
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-def read(files: CachedFiles, url: str) -> bytes:
-    with files.open(url) as path:
-        return path.read_bytes()
+    import pytest
 
 
 def test_an_object_that_went_is_fetched_again(place: Place) -> None:

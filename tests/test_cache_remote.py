@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import slow_mount
-from cache_kit import QUICK, Place, content
+from cache_kit import QUICK, Place, content, read
 from conftest import eventually
 
 from ftrun.data.cache import patient
@@ -24,16 +24,6 @@ from ftrun.data.cache.refusals import RemoteError, RemoteFileMissing
 from ftrun.data.cache.remote import CHUNK, Remote
 from ftrun.data.cache.threads import Threads
 from ftrun.errors import UsageError
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-def read(files: CachedFiles, url: str) -> bytes:
-    with files.open(url) as path:
-        return path.read_bytes()
 
 
 @pytest.mark.parametrize("fault", ["fail", "emfile"])

@@ -20,11 +20,6 @@ KILLS = int(os.environ.get("FTRUN_TEST_CACHE_KILLS", "25"))
 FILES, LIMIT = 60, 400_000
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 class Storm:
     """Four processes that read, of which one is killed again and again."""
 

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root.open(tmp_path / "root")
-
-
 def save(root: Root, step: int, *, epoch: int = 1, run_id: str = "run", suffix: str = "00000000") -> AttemptName:
     name = write_attempt(root, step, epoch=epoch, run_id=run_id, suffix=suffix, world_size=1)
     root.write(LATEST, f"{name}\n".encode())

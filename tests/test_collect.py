@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from evidence_kit import (  # children is a fixture
 
 from ftrun import dump, pulse
 from ftrun.launch.evidence import cgroup, process_state, pyspy
+from ftrun.launch.evidence import collect as collecting
 from ftrun.launch.evidence.collect import Collector, LiveRank, Sources
 from ftrun.launch.evidence.kernel_log import KernelLog
 
@@ -211,7 +213,12 @@ def test_py_spy_sees_what_does_not_answer(children: Children, tmp_path: Path) ->
     assert rank.stack == ()
 
 
-def test_a_py_spy_that_hangs_is_ended(children: Children, tmp_path: Path) -> None:  # noqa: F811
+def test_a_py_spy_that_hangs_is_ended(
+    children: Children,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collecting, "_HANG", replace(collecting._HANG, spies=1.0))
     program = tmp_path / "spy"
     program.write_text("#!/bin/sh\necho $$ > $0.pid; exec sleep 60\n")
     program.chmod(0o755)

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import eventually
-from filler_kit import Remote, filler, loader, remote  # noqa: F401 - a fixture
+from filler_kit import WAIT, Remote, berth, filler, loader, registered, remote  # noqa: F401 - a fixture
 from test_filler_shards import Shards
 
-from ftrun.data.filler import page, registering
+from ftrun.data.filler import page
 from ftrun.data.filler.chains import UNKNOWN, ChainCourse, shard_course
 from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.plans import FillPlan
 from ftrun.data.filler.read_files import mean_length, read_files
-from ftrun.data.filler.registering import Berth
 from ftrun.data.filler.shards import ShardFiles
 from ftrun.data.iterable.lanes import Plan, lanes
 from ftrun.data.iterable.layout import parts
@@ -29,7 +28,6 @@ from ftrun.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-WAIT = 30.0
 CASES = {"one rank": (1, (0,)), "one of two": (2, (1,)), "two of four": (4, (2, 3))}
 
 
@@ -131,10 +129,7 @@ def test_the_average_comes_from_what_was_read() -> None:
 def test_a_plan_and_a_page_say_so(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
     made = loader(Shards(remote.fill(32), None, remote.files()), global_batch=8, shuffle=False)
     run = tmp_path / "run"
-    run.mkdir()
-    told = registering.register(Berth(run, 0, 1, 1, (0,)), "data", made)
-    assert told is not None
-    told.settle(WAIT)
+    told = registered(berth(run), made)
     plan = FillPlan.read(told.directory.plan("data"))
     assert plan is not None
     assert plan.shards == ShardFiles((1,) * 32, None)

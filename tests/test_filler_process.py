@@ -11,9 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 from cache_kit import content
 from conftest import eventually
-from filler_kit import SIZE, N, Remote, Urls, filler, loader, remote  # noqa: F401 - a fixture
+from filler_kit import SIZE, WAIT, N, Remote, Urls, berth, filler, loader, registered, remote  # noqa: F401 - a fixture
 from torch.utils.data import Subset
 
 from ftrun.data.cache.files import CachedFiles
@@ -25,7 +26,6 @@ from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.places import Pointer, put_json
 from ftrun.data.filler.plans import FillPlan
 from ftrun.data.filler.process import FillerProcess
-from ftrun.data.filler.registering import Berth
 from ftrun.data.filler.shown import of_run
 from ftrun.data.order import order_of
 from ftrun.data.position import Position
@@ -33,24 +33,6 @@ from ftrun.data.position import Position
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import pytest
-
-    from ftrun.data.filler.registering import Registered
-
-WAIT = 30.0
-
-
-def berth(run: Path, attempt: int = 1, world: int = 1, ranks: tuple[int, ...] = (0,)) -> Berth:
-    run.mkdir(exist_ok=True)
-    return Berth(run, 0, attempt, world, ranks)
-
-
-def registered(where: Berth, made: Any, name: str = "data") -> Registered:
-    found = registering.register(where, name, made)
-    assert found is not None
-    found.settle(WAIT)
-    return found
 
 
 def names(made: Any, epoch: int, start: int, stop: int) -> set[str]:
@@ -211,6 +193,7 @@ def test_a_cache_that_is_full_of_what_comes_is_left_alone(tmp_path: Path, remote
     assert max(remote.reads().values()) == 1
 
 
+@pytest.mark.slow
 def test_a_remote_that_fails_is_not_asked_all_the_time_and_files_that_are_gone_are_counted(
     tmp_path: Path,
     remote: Remote,  # noqa: F811

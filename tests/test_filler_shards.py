@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import eventually
-from filler_kit import Remote, filler, loader, remote  # noqa: F401 - a fixture
+from filler_kit import WAIT, Remote, berth, filler, loader, registered, remote  # noqa: F401 - a fixture
 
-from ftrun.data.filler import registering
 from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.plans import FillPlan
 from ftrun.data.filler.read_files import read_files
-from ftrun.data.filler.registering import Berth
 from ftrun.data.filler.shards import ShardCourse, ShardFiles
 from ftrun.data.iterable import tar_index
 from ftrun.data.iterable.lanes import lanes
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
 
     from ftrun.data.cache.files import CachedFiles
     from ftrun.data.loader import DataLoader
-
-WAIT = 30.0
 
 
 class Shards:
@@ -223,10 +219,7 @@ def test_shards_are_fetched_once_and_in_order_as_far_as_the_run_goes(
     dataset = Shards(remote.fill(48), [20] * 48, remote.files())
     made = loader(dataset, global_batch=8, shuffle=True)
     run = tmp_path / "run"
-    run.mkdir()
-    told = registering.register(Berth(run, 0, 1, 1, (0,)), "data", made)
-    assert told is not None
-    told.settle(WAIT)
+    told = registered(berth(run), made)
     plan = FillPlan.read(told.directory.plan("data"))
     assert plan is not None
     assert plan.shards == ShardFiles((1,) * 48, (20,) * 48)

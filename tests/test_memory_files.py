@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -203,17 +202,11 @@ exit $code
 def test_a_job_with_next_to_no_shared_memory_keeps_its_checkpoints(runner: Runner) -> None:
     temporary = runner.cwd / "t"
     temporary.mkdir()
-    command = (sys.executable, "-m", "ftrun", "--nproc", "2", "--name", "tiny", SMALL, "--total", "12")
-    ended = subprocess.run(
-        ["unshare", "-m", "bash", "-c", TINY, "-", *command],
-        cwd=runner.cwd,
-        env=os.environ | {"TMPDIR": str(temporary), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert "lacks" in ended.stderr
-    assert "last at step 12" in ended.stderr
-    assert "/dev/shm" not in ended.stdout, "everything there is gone"
+    command = ("--nproc", "2", "--name", "tiny", SMALL, "--total", "12")
+    under = ("unshare", "-m", "bash", "-c", TINY, "-")
+    ended = runner.run(*command, env={"TMPDIR": str(temporary)}, under=under, timeout=100)
+    assert ended.code == 0, ended.err
+    assert "lacks" in ended.err
+    assert "last at step 12" in ended.err
+    assert "/dev/shm" not in ended.out, "everything there is gone"
     assert below(temporary / f"ftrun-{os.geteuid()}") == []

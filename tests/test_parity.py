@@ -83,10 +83,8 @@ PET = {
     "PET_RUN_PATH": "0",
 }
 
-FAST = {
-    "plain": Case("--nproc-per-node 2", probe(arguments=TRICKY)),
-}
 STARTS = {
+    "plain": Case("--nproc-per-node 2", probe(arguments=TRICKY)),
     "one worker": Case(target=probe("read=1"), stdin="first line\nsecond ünï\n", workers=1),
     "module": Case("-m --nproc_per_node=2 --role ''", probe(script="pkg.probe"), {"OMP_NUM_THREADS": "3"}),
     "folder": Case("--nproc-per-node 2", probe(script="folder"), {"PYTHONPATH": "plugins:pkg"}),
@@ -204,12 +202,12 @@ REFUSALS = {
     "no such shell": Case("--print-completion fish", fails=True, workers=0),
     "contradiction": Case("--no-python -m", fails=True, workers=0),
 }
-SLOW = {**STARTS, **MEETINGS, **LOGS, **VARIABLES, **ENDS}
+CASES = {**STARTS, **MEETINGS, **LOGS, **VARIABLES, **ENDS}
 
 
 def test_every_option_and_variable_of_the_installed_torch_is_in_the_table() -> None:
     """In one of its spellings: tests/test_options.py sees to it that all spellings of an option mean the same."""
-    used = set().union(*map(spellings, [*FAST.values(), *SLOW.values(), *REFUSALS.values(), EVENTS, TALKS]))
+    used = set().union(*map(spellings, [*CASES.values(), *REFUSALS.values(), EVENTS, TALKS]))
     missing = ["/".join(each.option_strings) for each in options() if not used & set(each.option_strings)]
     variables = {f"PET_{each.dest.upper()}" for each in options() if type(each).__name__ in ("env", "check_env")}
     assert len(variables) > 20
@@ -222,17 +220,12 @@ def test_the_readme_names_what_differs_on_purpose() -> None:
     assert [name for name in ON_PURPOSE if f"`{name}`" not in text] == []
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_alike(name: str, tmp_path: Path) -> None:
-    alike(FAST[name], *both(FAST[name], tmp_path, standbys=False))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SLOW)
-def test_alike_in_every_option(name: str, tmp_path: Path) -> None:
-    if not known(SLOW[name]):
+@pytest.mark.parametrize("name", CASES)
+def test_alike(name: str, tmp_path: Path) -> None:
+    if not known(CASES[name]):
         pytest.skip("this torch hasn't got these options")
-    alike(SLOW[name], *both(SLOW[name], tmp_path, standbys=name in STARTED_AHEAD))
+    alike(CASES[name], *both(CASES[name], tmp_path, standbys=name in STARTED_AHEAD))
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(recording.COMPILER is None, reason=recording.NO_COMPILER)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(recording.COMPILER is None, reason=recording.NO_COMPILER)]
 
 METADATA = "root/.metadata"
 

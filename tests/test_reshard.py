@@ -18,8 +18,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ftrun.checkpoint import manifest
-from ftrun.checkpoint.layout import Root
 from ftrun.checkpoint.loading import gathering
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.plan.pieces import Box
@@ -29,15 +27,7 @@ if TYPE_CHECKING:
     from conftest import Runner
     from loading_kit import Layout
 
-
-@pytest.fixture(autouse=True)
-def format_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "FORMAT", 2)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root.open(tmp_path / "root")
+    from ftrun.checkpoint.layout import Root
 
 
 STATE = {

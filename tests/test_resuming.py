@@ -20,11 +20,6 @@ FIRST, SECOND, THIRD = (AttemptName(1, step, f"{step:08x}") for step in (10, 20,
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root.open(tmp_path / "root")
-
-
-@pytest.fixture
 def tier(tmp_path: Path, root: Root) -> Tier:
     made = Tier(tmp_path / "memory")
     made.create()

@@ -143,7 +143,14 @@ def every_third(job: Job, batch: torch.Tensor, step: int) -> torch.Tensor:
     return loss
 
 
-STYLES = [zero_first, zero_first_in_place, zero_last, zero_last_in_place, step_first, accumulate_four, every_third]
+STYLES = [
+    zero_first,
+    zero_first_in_place,
+    *(
+        pytest.param(style, marks=pytest.mark.slow)
+        for style in (zero_last, zero_last_in_place, step_first, accumulate_four, every_third)
+    ),
+]
 
 
 @dataclass

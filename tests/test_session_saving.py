@@ -269,6 +269,7 @@ def test_one_loop_over_steps_is_not_inside_another() -> None:
                 next(iter(ft.steps(total=1)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_run_whose_last_state_can_not_be_committed_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     # The storage stays away: nobody waits for it here as long as a user would.

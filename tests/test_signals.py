@@ -210,11 +210,14 @@ def request_of_rank_0() -> Iterator[StopRequest]:
     request.unlisten()
 
 
-def test_a_warning_and_the_end_that_follows_are_not_two_requests(request_of_rank_0: StopRequest) -> None:
+def test_a_warning_and_the_end_that_follows_are_not_two_requests(
+    request_of_rank_0: StopRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "_SAME_REQUEST", 0.1)
     alone = Agreement(Place(), None, first_point=1)
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGUSR2)
-        time.sleep(stopping._SAME_REQUEST + 0.1)
+        time.sleep(stopping._SAME_REQUEST * 2)
     os.kill(os.getpid(), signal.SIGTERM)
     assert request_of_rank_0.heard(alone) == "SIGTERM"
 

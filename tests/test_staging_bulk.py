@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from staging_kit import raw
+from staging_kit import HeldBack, raw
 
-from ftrun.checkpoint.memory.slot_memory import SlotMemory
 from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.staging.bulk import _Owners
 from ftrun.checkpoint.staging.cut import Cut
 from ftrun.checkpoint.staging.moves import LARGE, PROBES
-from ftrun.checkpoint.staging.stager import Stager
 from ftrun.checkpoint.staging.trust import TRIALS, Owned
 
 if TYPE_CHECKING:
@@ -26,28 +23,31 @@ if TYPE_CHECKING:
 SIZES = [3 * LARGE + 5, 10, LARGE, 100_000, 7 * LARGE + 1, LARGE - 1]
 
 
-def covered(*cuts: Cut) -> list[np.ndarray]:
-    """How often each byte of each tensor is in one of some cuts."""
-    counts = [np.zeros(size, dtype=np.int64) for size in SIZES]
+def whole(cuts: list[Cut]) -> list[bool | None]:
+    """Of each tensor whether every byte of it is in one of some cuts, once; None where none is."""
+    found: list[list[tuple[int, int]]] = [[] for _ in SIZES]
     for cut in cuts:
         for of, start, size in zip(cut.of.tolist(), cut.starts.tolist(), cut.sizes.tolist(), strict=True):
-            assert start + size <= SIZES[of]
-            counts[of][start : start + size] += 1
-    return counts
+            found[of].append((start, start + size))
+    return [_side_by_side(sorted(each), size) if each else None for each, size in zip(found, SIZES, strict=True)]
+
+
+def _side_by_side(parts: list[tuple[int, int]], size: int) -> bool:
+    starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
+    return starts == [0, *stops[:-1]] and stops[-1] == size
 
 
 def test_every_byte_is_moved_once_and_probed_once_in_so_many_saves() -> None:
     late = np.array([True, False, True, True, True, True])
-    probed = [np.zeros(size, dtype=np.int64) for size in SIZES]
+    probed = []
     for turn in range(PROBES):
         parts = Cut.of_all(SIZES).at(late, turn)
-        assert all((each == 1).all() for each in covered(parts.now, parts.probes, parts.later))
+        assert whole([parts.now, parts.probes, parts.later]) == [True] * len(SIZES)
         assert set(parts.now.of.tolist()) == {1}
         assert set(parts.small.of.tolist()) <= {3, 5}
-        for total, each in zip(probed, covered(parts.probes), strict=True):
-            total += each
         assert {0, 2, 4} <= set(parts.probes.of.tolist()), "a part of every large one"
-    assert all((each == (1 if late[number] else 0)).all() for number, each in enumerate(probed))
+        probed.append(parts.probes)
+    assert whole(probed) == [True if each else None for each in late]
 
 
 def test_owners_are_looked_for_again_when_either_side_changes() -> None:
@@ -78,10 +78,9 @@ class Loop:
         self.optimizer = torch.optim.SGD([self.small, self.large], lr=0.1, momentum=0.9)
         self.alias = self.small.data  # the same memory, with a counter of its own
         self.state: Callable[[], dict[str, Any]] = lambda: {"small": self.small, "large": self.large}
-        self.stager = Stager(overlap=True)
-        self.stager.watch([self.optimizer])
+        self.slot = HeldBack(directory)
+        self.slot.stager.watch([self.optimizer])
         self._encoding, self._planner, self._saves = Encoding(), Planner(0, 1, None), 0
-        self._path, self._memory = directory / "slot", SlotMemory(directory / "slot")
         self.step()
 
     @property
@@ -101,25 +100,14 @@ class Loop:
         encoded = self._encoding.encode(self.state())
         boundary = {name: raw(each) for name, each in encoded.tensors.items()}
         plan = self._planner.plan(encoded, {}, self._saves)
-        self._memory.resize(plan.size)
-        ended: list[tuple[Any, ...]] = []
-        gate = threading.Event()
-        self.stager.in_background(lambda: gate.wait(20) and None)
-        self.stager.stage(plan, self._memory, encoded.tensors, lambda *told: ended.append(told), encoded.alike)
-        assert self.stager._pending is not None
-        late = self.stager._pending._orders.waiting
+        late = self.slot.stage(plan, encoded)
         del encoded
         before_the_step()
-        gate.set()
-        self.step()
-        assert self.stager.settle(20)
-        (torn, _found, error), *_ = ended
-        assert error is None
-        content = self._path.read_bytes()
+        torn, content = self.slot.step(self.step)
         for piece in plan.pieces if not torn else ():
             before = boundary[piece.tensor]
             assert content[piece.offset : piece.offset + len(before)] == before, piece.tensor
-        return set(late), set(torn)
+        return late, torn
 
     def trials(self) -> None:
         """Until the save is one of those that know all from the one before."""
@@ -140,8 +128,7 @@ class Loop:
 def loop(tmp_path: Path) -> Iterator[Loop]:
     made = Loop(tmp_path)
     yield made
-    made.stager.close(20)
-    made._memory.close()
+    made.slot.close()
 
 
 @pytest.mark.parametrize("name", ["small", "large"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import Runner, eventually
-from staging_kit import raw
+from staging_kit import HeldBack, raw
 
 from ftrun import events
 from ftrun.checkpoint import epochs, layout, reader, state
 from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.process import Keeper
-from ftrun.checkpoint.memory.slot_memory import SlotMemory
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.records import RankRecord
-from ftrun.checkpoint.staging.stager import Stager
 from ftrun.checkpoint.staging.trust import TRIALS, Owned, Versions
 from ftrun.contract import WorkerContract
 from ftrun.session.place import Place
@@ -84,10 +81,9 @@ class Sharded:
     def __init__(self, directory: Path, *, as_a_session: bool) -> None:
         self.net, self.optimizer, self.step = sharded()
         self._encoding = Encoding() if as_a_session else None
-        self._planner, self.stager = Planner(0, 1, None), Stager(overlap=True)
-        self._path, self._memory = directory / "slot", SlotMemory(directory / "slot")
-        self.stager.watch([self.optimizer])
-        self._saves = 0
+        self._planner, self._saves = Planner(0, 1, None), 0
+        self.slot = HeldBack(directory)
+        self.slot.stager.watch([self.optimizer])
 
     def save(self, before_the_step: Callable[[], object] = lambda: None) -> tuple[int, set[str]]:
         """Save and step; how many tensors were waited for, and which are torn. What isn't is what it was."""
@@ -97,27 +93,13 @@ class Sharded:
         encoded = self._encoding.encode(value) if self._encoding is not None else state.encode(value)
         boundary = {name: raw(getattr(each, "_local_tensor", each)) for name, each in encoded.tensors.items()}
         plan = self._planner.plan(encoded, {"net": self.net, "optimizer": self.optimizer}, self._saves)
-        self._memory.resize(plan.size)
-        ended: list[tuple[Any, ...]] = []
-        gate = threading.Event()
-        self.stager.in_background(lambda: gate.wait(20) and None)
-        self.stager.stage(plan, self._memory, encoded.tensors, lambda *told: ended.append(told), encoded.alike)
-        late = len(self.stager._pending._orders.waiting)
+        late = self.slot.stage(plan, encoded)
         before_the_step()
-        gate.set()
-        self.step()
-        assert self.stager.settle(20)
-        (torn, _found, error), *_ = ended
-        assert error is None
-        content = self._path.read_bytes()
+        torn, content = self.slot.step(self.step)
         for each in plan.copies if not torn else ():
             start = each.piece.offset
             assert content[start : start + each.tensor.nbytes] == boundary[each.name], (self._saves, each.name)
-        return late, set(torn)
-
-    def close(self) -> None:
-        self.stager.close(20)
-        self._memory.close()
+        return len(late), torn
 
 
 @pytest.mark.usefixtures("alone")
@@ -127,7 +109,7 @@ def test_sharded_state_overlaps_and_stays_what_it_was(tmp_path: Path, as_a_sessi
     late = [loop.save() for _ in range(TRIALS + 2)]
     assert late[:TRIALS] == [(0, set())] * TRIALS
     assert all(count >= 6 and not torn for count, torn in late[TRIALS:]), "weights and their averages"
-    loop.close()
+    loop.slot.close()
 
 
 @pytest.mark.usefixtures("alone")
@@ -144,7 +126,7 @@ def test_a_write_to_sharded_state_before_it_is_copied_is_seen(tmp_path: Path, ho
 
     assert loop.save(write)[1] == {"tracked/net/0.weight"}
     assert loop.save()[1] == set()
-    loop.close()
+    loop.slot.close()
 
 
 @pytest.mark.usefixtures("alone")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from conftest import Runner, eventually
+from conftest import NO_COMPILER, Runner, eventually
 
 from ftrun.launch.standbys import early, script_scan, warming
 from ftrun.launch.standbys.parking import Command, Fit
@@ -60,7 +60,8 @@ class Place:
 
     def environment(self) -> dict[str, str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
-        return clean | {"PYTHONPATH": f"{self.site}{os.pathsep}{ROOT}", "LOCAL_RANK": "0", "RANK": "0"} | self.env
+        path = os.pathsep.join(map(str, (self.site, ROOT, NO_COMPILER)))
+        return clean | {"PYTHONPATH": path, "LOCAL_RANK": "0", "RANK": "0"} | self.env
 
     def command(self, *arguments: str, **env: str) -> Command:
         return Command((self.python, *BOOTSTRAP, *arguments), self.environment() | env, None, None, str(self.cwd))

@@ -33,13 +33,13 @@ def record(
         timeout: seconds for all of them.
     """
     with scratch.directory() as where:
-        top, logs = where / "top", where / "log"
+        top, logs, tests = where / "top", where / "log", _HERE.parent
         top.mkdir()
         environment = os.environ | {
             "LD_PRELOAD": str(_build(where)),
             "POWER_LOSS_TOP": str(top),
             "POWER_LOSS_LOG": str(logs),
-            "PYTHONPATH": f"{_HERE.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": os.pathsep.join([f"{tests}/no_compiler", str(tests), os.environ.get("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "power_loss.perform", subjects, str(top), *names]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)

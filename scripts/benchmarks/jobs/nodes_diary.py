@@ -5,6 +5,7 @@ Standard library only, so that a script's first line can be its first entry. ``t
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -12,6 +13,18 @@ import time
 from pathlib import Path
 
 NAME = "diary.jsonl"
+
+
+def begun() -> tuple[argparse.Namespace, Diary]:
+    """The options of a training, and its diary with the first entry: before it imports torch, which takes a second."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--pace", type=float, default=0.1)
+    parser.add_argument("--every", type=int, default=20)
+    options = parser.parse_args()
+    diary = Diary(options.out)
+    diary.write("start")
+    return options, diary
 
 
 class Diary:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-
 import nodes_diary
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--pace", type=float, default=0.1)
-    parser.add_argument("--every", type=int, default=20)
-    options = parser.parse_args()
-    diary = nodes_diary.Diary(options.out)
-    diary.write("start")
+    options, diary = nodes_diary.begun()
 
 from pathlib import Path
 
 import model as training
-import torch
 import torch.distributed as dist
+import torch_saves
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -30,12 +22,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     model, optimizer = training.build()
     path = Path(options.out) / "checkpoint.pt"
-    step = 0
-    if path.exists():
-        saved = torch.load(path, map_location="cpu")
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+    step = torch_saves.load(path, model, optimizer)
     parallel = nn.parallel.DistributedDataParallel(model)
     sampler = DistributedSampler(training.Numbers(), shuffle=True, seed=17)
     loader = DataLoader(training.Numbers(), batch_size=BATCH // dist.get_world_size(), sampler=sampler)
@@ -46,9 +33,7 @@ def main() -> None:
             step += 1
             diary.write("step", step=step)
             if step % options.every == 0 and dist.get_rank() == 0:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save(state, path.with_suffix(".tmp"))
-                path.with_suffix(".tmp").replace(path)
+                torch_saves.save(path, model, optimizer, step)
 
 
 if __name__ == "__main__":

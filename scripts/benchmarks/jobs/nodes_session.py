@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-
 import nodes_diary
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--pace", type=float, default=0.1)
-    parser.add_argument("--every", type=int, default=20)
-    options = parser.parse_args()
-    diary = nodes_diary.Diary(options.out)
-    diary.write("start")
+    options, diary = nodes_diary.begun()
 
 import model as training
 from torch import nn

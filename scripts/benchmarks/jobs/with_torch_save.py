@@ -18,8 +18,8 @@ if __name__ == "__main__":
 from pathlib import Path
 
 import model as training
-import torch
 import torch.distributed as dist
+import torch_saves
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -28,12 +28,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     model, optimizer = training.build()
     path = Path(options.out) / "checkpoint.pt"
-    step = 0
-    if path.exists():
-        saved = torch.load(path, map_location="cpu")
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+    step = torch_saves.load(path, model, optimizer)
     parallel = nn.parallel.DistributedDataParallel(model)
     numbers = training.Numbers()
     sampler = DistributedSampler(numbers, shuffle=True, seed=17)
@@ -46,12 +41,7 @@ def main() -> None:
             step += 1
             written.write("step", step)
             if step % options.every == 0 and dist.get_rank() == 0:
-                save(path, {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
-
-
-def save(path: Path, state: dict[str, object]) -> None:
-    torch.save(state, path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").replace(path)
+                torch_saves.save(path, model, optimizer, step)
 
 
 if __name__ == "__main__":
