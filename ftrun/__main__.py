@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -27,6 +28,9 @@ def main() -> None:
             app(obj=standbys)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except SystemExit as end:
+        _end_before_torch_does(end.code)
+        raise
 
 
 def _workers_under_way(arguments: list[str]) -> contextlib.AbstractContextManager[Standbys | None]:
@@ -40,6 +44,21 @@ def _workers_under_way(arguments: list[str]) -> contextlib.AbstractContextManage
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _not_yet)  # the agent has a better use for them, when it is there
     return early.begin(arguments, os.environ)
+
+
+def _end_before_torch_does(code: object) -> None:
+    """End at once where a thread is in a call to a store of torch's, which aborts an interpreter that ends.
+
+    Nothing ends such a call before its time, and the name server may have it wait for ten seconds.
+    """
+    line = sys.modules.get("ftrun.rendezvous.line")
+    if line is None or line.settle(0.0):
+        return
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _not_yet(number: int, _frame: object) -> None:

@@ -4,6 +4,7 @@
     ├── UsageError (ValueError)          the user's mistake; exit code 2, never retried
     │   ├── ConfigError                  a job file or an option; carries every finding with its line
     │   ├── RunDirError                  a run directory that is in use, foreign or unusable
+    │   │   └── RunDirTaken              it is another launcher's
     │   ├── StateMismatch                tracked objects, data or total don't fit the checkpoint
     │   ├── NotStorable (TypeError)      a value that can't be stored without pickle
     │   └── NoValidCheckpoint            commits exist and none of them is whole
@@ -41,6 +42,10 @@ class ConfigError(UsageError):
 
 class RunDirError(UsageError):
     """A run directory that is in use, foreign or unusable."""
+
+
+class RunDirTaken(RunDirError):
+    """A run directory that another launcher uses, or has made meanwhile."""
 
 
 class StateMismatch(UsageError):

@@ -78,12 +78,16 @@ class AttemptStarted(Event):
 
 @dataclass(frozen=True)
 class Restored(Event):
-    """Rank 0 has its state back."""
+    """The first rank of a node has its state back; ``read`` says how many bytes of it came from which tier.
+
+    The tiers are ``memory``, ``peer`` (another node's part, copied to this one's memory), ``local`` and ``root``.
+    """
 
     kind: ClassVar[str] = "restored"
     step: int
     checkpoint: str
     seconds: float
+    read: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,23 @@ class Committed(Event):
     checkpoint: str
     seconds: float
     size: int
+
+
+@dataclass(frozen=True)
+class InMemory(Event):
+    """What a node's memory holds of snapshots from now on; its keeper says it, where several nodes take part.
+
+    ``checkpoint`` is the newest one of which the node's own part is there, whole, with ``size`` bytes, sealed at
+    ``sealed_at``; empty where there is none. ``copies`` are parts of other nodes, each with ``checkpoint``, ``node``
+    (the number that its node had then), ``size`` and ``sealed_at``.
+    """
+
+    kind: ClassVar[str] = "in_memory"
+    host: str
+    checkpoint: str
+    size: int
+    sealed_at: float
+    copies: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -223,13 +244,48 @@ class Failed(Event):
 class Recovered(Event):
     """The attempt after a failure completed its first step.
 
-    ``seconds`` says where the time since the failure went, in order; its values add up to ``total``.
+    ``seconds`` says where the time since the failure went, in order; its values add up to ``total``. ``read`` is what
+    the node's ranks have read of the checkpoint, in bytes by tier as in :class:`Restored`.
     """
 
     kind: ClassVar[str] = "recovered"
     total: float
     seconds: dict[str, float]
     lost_steps: int
+    read: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NodeExcluded(Event):
+    """A node is left out from now on, ``until`` a moment (seconds since 1970), or until it is admitted (None).
+
+    ``by`` is ``policy``, ``user`` or ``check``. The first node writes it, and the one that it is about.
+    """
+
+    kind: ClassVar[str] = "node_excluded"
+    host: str
+    reason: str
+    until: float | None
+    by: str
+
+
+@dataclass(frozen=True)
+class NodeAdmitted(Event):
+    """A node that was left out may take part again; written as :class:`NodeExcluded` is."""
+
+    kind: ClassVar[str] = "node_admitted"
+    host: str
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True)
+class ExclusionRefused(Event):
+    """The policy would have left a node out, and too many would have been out then; ``reason`` says how many are."""
+
+    kind: ClassVar[str] = "exclusion_refused"
+    host: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -252,6 +308,7 @@ KINDS: dict[str, type[Event]] = {
         Step,
         Saved,
         Committed,
+        InMemory,
         SaveFailed,
         SaveSkipped,
         IntervalChosen,
@@ -260,6 +317,9 @@ KINDS: dict[str, type[Event]] = {
         StepsEnded,
         Failed,
         Recovered,
+        NodeExcluded,
+        NodeAdmitted,
+        ExclusionRefused,
         RunEnded,
     )
 }

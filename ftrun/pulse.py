@@ -6,8 +6,8 @@ worker, so the agent can still read how far a dead rank had come.
 Layout, 8 bytes each in the machine's own order, so that each is stored and read as a whole: magic, steps completed,
 first step of this attempt, total steps (-1 if unknown), phase, whether a Session owns the page, time of the last beat,
 of the first step's end and of the phase's beginning (seconds since 1970, float64; 0 if there was none), then the
-marks, then the histogram. A reader may come between two stores. The phase's beginning is therefore stored before the
-phase: what such a reader sees is at worst a wait that looks too short.
+marks, then what was read of a checkpoint from each tier, then the histogram. A reader may come between two stores. The
+phase's beginning is therefore stored before the phase: what such a reader sees is at worst a wait that looks too short.
 
 The histogram counts how long the worker went without a beat while it was in ``Phase.STEP``: one stretch for each step,
 two where a save or an evaluation interrupts it, and none for those themselves. Bucket ``i`` counts what took less than
@@ -27,7 +27,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     Mark = Literal["booted", "script", "group", "grouped", "restored"]
@@ -38,6 +38,7 @@ _SIZE = 4096
 
 # Places in the page, counted in 8 bytes.
 _STEP, _BASE, _TOTAL, _PHASE, _OWNED, _TIME, _FIRST, _SINCE, _MARKS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+_READ = 16
 _HISTOGRAM = 32
 
 _NUM_BUCKETS = 128
@@ -77,6 +78,8 @@ class Marks:
 
 
 _MARK_PLACES = {field.name: _MARKS + index for index, field in enumerate(fields(Marks))}
+TIERS = ("memory", "peer", "local", "root")
+"""Where a worker has read its checkpoint from, in the page's order."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class Beat:
         phase_since: when the phase, or the step under way, began; seconds since 1970, 0.0 before the first beat.
         marks: when it came to the points of its start.
         steps: histogram of stretches in ``Phase.STEP``, see the module; ends with its last bucket that isn't empty.
+        read: bytes of a checkpoint that it has read, as :data:`TIERS` has them.
     """
 
     step: int
@@ -106,6 +110,7 @@ class Beat:
     phase_since: float = 0.0
     marks: Marks = Marks()
     steps: tuple[int, ...] = ()
+    read: tuple[int, ...] = (0,) * len(TIERS)
 
     @property
     def made_a_step(self) -> bool:
@@ -156,6 +161,11 @@ class Pulse:
         place = _MARK_PLACES[name]
         if not self._floats[place]:
             self._floats[place] = time.time() if at is None else at
+
+    def restored(self, read: Mapping[str, int]) -> None:
+        """Say how many bytes of a checkpoint were read, by the tier that they came from."""
+        for index, tier in enumerate(TIERS):
+            self._integers[_READ + index] = read.get(tier, 0)
 
     def phase(self, phase: Phase) -> None:
         """Enter a phase, or the same one anew."""
@@ -248,7 +258,8 @@ def read(path: Path) -> Beat | None:
     step, base, total, phase, owned = struct.unpack_from("=5q", page, 8 * _STEP)
     times = struct.unpack_from(f"={3 + len(_MARK_PLACES)}d", page, 8 * _TIME)
     counts = struct.unpack_from(f"={_NUM_BUCKETS}q", page, 8 * _HISTOGRAM)
-    if min(step, base, *counts) < 0 or not all(math.isfinite(each) and each >= 0.0 for each in times):
+    restored = struct.unpack_from(f"={len(TIERS)}q", page, 8 * _READ)
+    if min(step, base, *counts, *restored) < 0 or not all(math.isfinite(each) and each >= 0.0 for each in times):
         return None
     known = Phase(phase) if phase in Phase.__members__.values() else Phase.START
     beat, first_step, since, *marks = times
@@ -263,6 +274,7 @@ def read(path: Path) -> Beat | None:
         phase_since=since,
         marks=Marks(*marks),
         steps=_trimmed(counts),
+        read=restored,
     )
 
 

@@ -8,7 +8,9 @@
       attempts/0003/n0000/r00005/    stdout.log stderr.log error.json pulse stacks.txt
       attempts/latest                link to the newest attempt
       postmortem/0003/               why an attempt failed: report.md failure.json, and copies of what ranks left
+        parts/n0001.json             where several nodes take part: what each of them has to say
       nodes.json                     what is known of each node across attempts
+      rendezvous/                    of several nodes: by what they know that they see the same directory, or root
       control/                       requests, and scripted faults that have fired
       checkpoints/                   the default checkpoint root
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import glob
 import json
 import os
 import re
@@ -25,10 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun import durable
-from ftrun.errors import RunDirError
+from ftrun.errors import RunDirError, RunDirTaken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from filelock import BaseFileLock
 
@@ -87,9 +90,26 @@ class RunDir:
         """What is known of each node across attempts."""
         return self.path / "nodes.json"
 
+    @property
+    def root_mark(self) -> Path:
+        """The mark of the checkpoint root, as a node remembers it that has a run directory of its own."""
+        return self.path / "rendezvous" / "root"
+
     def events(self, node: int = 0) -> Path:
         """The event file of a node."""
         return self.path / "events" / f"n{node:04d}.jsonl"
+
+    def event_files(self) -> list[Path]:
+        """The files that hold the history of the run: that of its first node.
+
+        A node with a run directory of its own has them all to itself, one for each number that it has had.
+        """
+        try:
+            shared = self.identity().get("shared_run_dir", True)
+        except RunDirError:
+            shared = True
+        own = [] if shared else sorted(self.events().parent.glob("n*.jsonl"))
+        return own or [self.events()]
 
     def attempt(self, number: int) -> Path:
         """The directory of one attempt."""
@@ -175,9 +195,13 @@ class RunDir:
                 f"the run directory {self.path} can't be written: {error.strerror}. Choose another with --run-dir."
             ) from error
 
-    def next_attempt(self) -> int:
-        """Take the next attempt number, exclusively, and create its directory."""
-        number = max(self.attempt_numbers(), default=0) + 1
+    def next_attempt(self, least: int = 1) -> int:
+        """Take the next attempt number, exclusively, and create its directory.
+
+        Args:
+            least: the number is this one or higher.
+        """
+        number = max(least, max(self.attempt_numbers(), default=0) + 1)
         while True:
             try:
                 self.attempt(number).mkdir(parents=True)
@@ -186,6 +210,20 @@ class RunDir:
             else:
                 self._point_latest(number)
                 return number
+
+    def enter_attempt(self, number: int, node: int = 0) -> None:
+        """Begin an attempt whose number another node has taken in a run directory of its own.
+
+        Args:
+            number: of the attempt.
+            node: this node's in it. What it has left under this number before, while the run had another checkpoint
+                root, is moved aside: an old error must not be taken for a new one.
+        """
+        left = self.attempt(number) / f"n{node:04d}"
+        if left.exists():
+            left.rename(left.with_name(f"aside-{timestamp()}-{left.name}"))
+        self.attempt(number).mkdir(parents=True, exist_ok=True)
+        self._point_latest(number)
 
     def attempt_numbers(self) -> list[int]:
         """Numbers of all attempts, in order."""
@@ -218,7 +256,7 @@ class RunDir:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared_by_nodes: bool) -> Iterator[None]:
+def locked(path: Path, *, shared_by_nodes: bool, most_here: int = 1) -> Iterator[int]:
     """Hold a run directory for this launcher. The kernel drops the lock when the process dies, however it dies.
 
     The lock file lies beside the run directory, so that ``--fresh`` can move the directory while it is held.
@@ -226,13 +264,18 @@ def locked(path: Path, *, shared_by_nodes: bool) -> Iterator[None]:
     Args:
         path: the run directory.
         shared_by_nodes: several launchers, one per host, work in it together: the lock is then per host.
+        most_here: how many of them there may be on this host.
+
+    Yields:
+        Which of the launchers on this host it is, from 1.
 
     Raises:
-        RunDirError: another live launcher holds it.
+        RunDirTaken: another live launcher holds it.
+        RunDirError: its place can't be written.
     """
-    lock = hold(path, shared_by_nodes=shared_by_nodes)
+    lock, number = _held(path, shared_by_nodes=shared_by_nodes, most_here=most_here)
     try:
-        yield
+        yield number
     finally:
         lock.release()
 
@@ -243,15 +286,19 @@ def hold(path: Path, *, shared_by_nodes: bool = False) -> BaseFileLock:
     Raises:
         RunDirError: another live launcher holds it.
     """
+    return _held(path, shared_by_nodes=shared_by_nodes, most_here=1)[0]
+
+
+def _held(path: Path, *, shared_by_nodes: bool, most_here: int) -> tuple[BaseFileLock, int]:
     alone, with_others = _lock_files(path)
     own, other = (with_others, alone) if shared_by_nodes else (alone, with_others)
     try:
         durable.make_dirs(own.parent)
-        lock = _acquired(own, path)
-        own.write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        lock, number = _one_of([own, *(_numbered(own, each) for each in range(2, most_here + 1))], path)
+        Path(lock.lock_file).write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
         try:
-            if other.exists():  # a run of one node and one of several keep out of each other's directory
-                _acquired(other, path).release()
+            for each in _with_numbers(other):  # a run of one node and one of several keep out of each other's directory
+                _acquired(each, path).release()
         except RunDirError:
             lock.release()
             raise
@@ -259,7 +306,16 @@ def hold(path: Path, *, shared_by_nodes: bool = False) -> BaseFileLock:
         raise RunDirError(
             f"{own.parent} can't be written: {error.strerror}. Choose another place with --run-dir."
         ) from error
-    return lock
+    return lock, number
+
+
+def _one_of(files: Sequence[Path], path: Path) -> tuple[BaseFileLock, int]:
+    """The first of these locks that is free, and its number from 1."""
+    *first, last = files
+    for number, file in enumerate(first, 1):
+        with contextlib.suppress(RunDirError):
+            return _acquired(file, path), number
+    return _acquired(last, path), len(files)
 
 
 def _acquired(file: Path, path: Path) -> BaseFileLock:
@@ -271,22 +327,26 @@ def _acquired(file: Path, path: Path) -> BaseFileLock:
     try:
         lock.acquire()
     except Timeout:
-        with_others = _lock_files(path)[1]
-        nodes = " Nodes of one run need a machine or a container each." if file == with_others else ""
-        raise RunDirError(
+        way_out = "a machine or a container each, or an --rdzv-endpoint that means this machine, like localhost:29400"
+        nodes = f" Nodes of one run need {way_out}." if file == _lock_files(path)[1] else ""
+        raise RunDirTaken(
             f"{path} is in use by another launcher ({_holder(file)}). Wait for it, stop it, or choose another "
             f"--name or --run-dir.{nodes}"
         ) from None
     return lock
 
 
+def is_free(path: Path) -> bool:
+    """Whether no launcher has taken this place, nor begun to: the lock comes first."""
+    return not path.exists() and not any(file.exists() for file in _lock_files(path))
+
+
 def in_use(path: Path) -> bool:
     """Whether a live launcher of this host holds the run directory."""
     from filelock import FileLock, Timeout
 
-    for file in _lock_files(path):
-        if not file.exists():
-            continue
+    alone, with_others = _lock_files(path)
+    for file in (*_with_numbers(alone), *_with_numbers(with_others)):
         lock = FileLock(file, timeout=0)
         try:
             lock.acquire()
@@ -301,6 +361,17 @@ def in_use(path: Path) -> bool:
 def _lock_files(path: Path) -> tuple[Path, Path]:
     """The lock of a run with one launcher, and this host's lock of a run with one launcher per host."""
     return path.with_name(f".{path.name}.lock"), path.with_name(f".{path.name}@{socket.gethostname()}.lock")
+
+
+def _numbered(file: Path, number: int) -> Path:
+    """This host's lock for a further launcher of such a run."""
+    return file.with_name(f"{file.name.removesuffix('.lock')}#{number}.lock")
+
+
+def _with_numbers(file: Path) -> list[Path]:
+    """A lock and those with numbers, as far as they are there."""
+    further = file.parent.glob(f"{glob.escape(file.name.removesuffix('.lock'))}#*.lock")
+    return [each for each in (file, *sorted(further)) if each.exists()]
 
 
 def _holder(file: Path) -> str:

@@ -155,10 +155,10 @@ class Run:
 def run_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    made = Run(tmp_path)
+    made, before = Run(tmp_path), threading.enumerate()
     yield made
     made.close()
-    assert not [each for each in threading.enumerate() if each.name.startswith("ftrun")]
+    assert not [each for each in threading.enumerate() if each.name.startswith("ftrun") and each not in before]
 
 
 def snapshot(name: AttemptName, world: int = 2) -> Written:

@@ -300,7 +300,7 @@ def test_a_job_is_frozen():
             "nnodes: 2\n",
             (
                 "1:1: unknown key 'nnodes'; the keys here are name, script, module, args, launch, "
-                "checkpoint, restart, watch, standby, health, data, signals, logs, exit_codes, "
+                "run_dir, checkpoint, restart, watch, standby, health, data, signals, logs, exit_codes, "
                 "env, callbacks, faults (options of torchrun go under 'launch')"
             ),
         ),
@@ -866,6 +866,7 @@ def test_show_is_an_aligned_table():
         "module                                = null              (default)",
         'args                                  = [--x, "", 3e-4]   (job.yaml:2)',
         "launch                                = {}                (default)",
+        "run_dir.shared                        = true              (default)",
         "checkpoint.root                       = null              (default)",
         "checkpoint.options                    = {}                (default)",
         "checkpoint.local                      = null              (default)",

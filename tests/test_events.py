@@ -43,9 +43,9 @@ def _of(hint: object) -> st.SearchStrategy[object]:
         return st.lists(_of(typing.get_args(hint)[0]), max_size=3)
     if hint is float:
         return finite
-    if hint == int | None or hint == str | None:
+    if hint in (int | None, str | None, float | None):
         return st.none() | _of(typing.get_args(hint)[0])
-    return {int: st.integers(), str: st.text(), bool: st.booleans()}[hint]
+    return {int: st.integers(), str: st.text(), bool: st.booleans(), typing.Any: st.text()}[hint]
 
 
 @given(
@@ -392,7 +392,7 @@ HOLD = (
 )
 
 
-@pytest.mark.parametrize("shared", ["alone", "shared"])
+@pytest.mark.parametrize("shared", ["alone", pytest.param("shared", marks=pytest.mark.slow)])
 def test_a_run_is_held_by_one_launcher_at_a_time(tmp_path: Path, shared: str) -> None:
     path = tmp_path / "runs" / "run"
     assert not rundir.in_use(path)

@@ -110,7 +110,7 @@ def test_the_launcher_records_now_and_then_what_the_cache_has_done(
     run.create({"run_id": "run"})
     for name in ("_LOOK", "_TELL"):
         monkeypatch.setattr(filling, name, 0.0)
-    launcher: Any = filling.Filling(SimpleNamespace(run_dir=run))  # type: ignore[arg-type] # all that it looks at here
+    launcher: Any = filling.Filling(SimpleNamespace(run_dir=run, ours=False))  # type: ignore[arg-type] # all that it looks at here
     launcher.look()
     launcher.finish()  # before the first attempt there is nothing to say
     launcher.begin(SimpleNamespace(attempt=3), 0, None, [0], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from ftrun.checkpoint.memory.outcomes import Outcome, Outcomes
 from ftrun.checkpoint.records import DoneRecord, Word
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Make = Callable[..., Node]
 
@@ -353,6 +354,7 @@ def test_two_nodes_commit_together_and_both_hear_of_it(nodes: Make) -> None:
     assert second.events() == []
 
 
+@pytest.mark.slow
 def test_a_node_that_gives_up_ends_the_save_everywhere(nodes: Make) -> None:
     first, second = (nodes(number, world=3, ranks=ranks) for number, ranks in ((0, (0,)), (1, (1, 2))))
     first.begin()
@@ -620,51 +622,44 @@ def test_a_stopped_keeper_of_a_launcher_that_is_killed_finishes(nodes: Make) -> 
 @pytest.mark.slow
 def test_a_keeper_that_is_stopped_later_makes_way_for_the_next_launchers(nodes: Make) -> None:
     node = nodes()
-    node.begin()
-    obstacle = blocked_later(node)
-    process, pid = launcher(node)
-    try:
-        node.seal(A)
-        eventually(lambda: (each := Progress.read(node.tier)) and each.waiting)
-        process.kill()
-        process.wait(10)
+    with waiting_alone(node) as (pid, repair):
         eventually(lambda: "the launcher is gone" in node.log(), 10, "its notice of that")
         os.kill(pid, signal.SIGSTOP)
-        keeper = node.keeper()
-        eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
-        obstacle()
-        assert node.outcome(A).committed
-        assert keeper.finish(10)
-    finally:
-        kill_tree(pid)
+        takes_over(node, pid, repair)
 
 
 @pytest.mark.slow
 def test_a_new_launcher_takes_over_from_a_dead_ones_keeper(nodes: Make) -> None:
     node = nodes()
+    with waiting_alone(node) as (pid, repair):
+        takes_over(node, pid, repair)
+
+
+@contextlib.contextmanager
+def waiting_alone(node: Node) -> Iterator[tuple[int, Callable[[], object]]]:
+    """A keeper that waits for the storage when its launcher is killed, and what repairs the storage."""
     node.begin()
-    obstacle = blocked_later(node)
+    obstacle = Path(node.config.root) / "ckpt"
+    obstacle.write_text("in the way")
     process, pid = launcher(node)
     try:
         node.seal(A)
         eventually(lambda: (each := Progress.read(node.tier)) and each.waiting)
         process.kill()
         process.wait(10)
-        keeper = node.keeper()
-        eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
-        assert node.tier.path.exists()
-        obstacle()
-        assert node.outcome(A).committed
-        assert keeper.finish(10)
+        yield pid, obstacle.unlink
     finally:
         kill_tree(pid)
 
 
-def blocked_later(node: Node) -> Callable[[], object]:
-    """The directory of attempts is in the way; the returned function repairs that."""
-    path = Path(node.config.root) / "ckpt"
-    path.write_text("in the way")
-    return path.unlink
+def takes_over(node: Node, pid: int, repair: Callable[[], object]) -> None:
+    """The next launcher's keeper commits what was left to the one of a dead launcher, which ends."""
+    keeper = node.keeper()
+    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10)
+    assert node.tier.path.exists()
+    repair()
+    assert node.outcome(A).committed
+    assert keeper.finish(10)
 
 
 def test_a_seal_of_another_run_is_left_alone(nodes: Make) -> None:

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading_kit import NAME, Written, commit, in_rows, path_of, replicated, written
 
-from ftrun.checkpoint import manifest
 from ftrun.checkpoint.checksums import CHUNK, FileRecord, record_of, whole
 from ftrun.checkpoint.layout import MANIFEST, Root, attempt_key, rank_json, rank_shard
 from ftrun.checkpoint.loading import assemble
@@ -30,17 +29,6 @@ from ftrun.errors import CorruptCheckpoint, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def format_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "FORMAT", 2)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root.open(tmp_path / "root")
 
 
 # --- which bytes ---------------------------------------------------------------------------------------------

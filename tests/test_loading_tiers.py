@@ -17,7 +17,6 @@ import torch
 from conftest import eventually
 from loading_kit import NAME, Written, commit, flip, in_rows, path_of, replicated, seal, written
 
-from ftrun.checkpoint import manifest
 from ftrun.checkpoint.checksums import CHUNK, record_of
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root, rank_json, rank_shard
 from ftrun.checkpoint.loading import files as loading_files
@@ -34,16 +33,6 @@ if TYPE_CHECKING:
 
 WEIGHTS = torch.arange(300_000.0)
 FILES = {"payload": rank_shard(1), "record": rank_json(1)}
-
-
-@pytest.fixture(autouse=True)
-def format_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "FORMAT", 2)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    return Root.open(tmp_path / "root")
 
 
 @pytest.fixture

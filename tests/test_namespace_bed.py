@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-from namespaces import Net, why_not
+from namespaces import Net
 from namespaces.processes import MARKER
+from namespaces.skipping import NET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+pytestmark = NET
 
 _PING = """
 import socket, sys

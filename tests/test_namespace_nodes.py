@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from namespaces import Net, why_not
+from namespaces import Net
+from namespaces.skipping import NET
 
+from ftrun import events
 from ftrun.contract import ExitCode
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from namespaces import Process
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), NET]
 
 SECONDS = 60.0
 
@@ -114,6 +116,12 @@ class Nodes:
             print(f"--- node {number}, exit code {process.poll()}\n{process.text()}")
         pytest.fail(f"not in time: {what}")
 
+    def told(self) -> list[tuple[str, str, str]]:
+        """What the run's events say of who is left out: kind, host, and by whom; in no order, for some come at once."""
+        kinds = events.NodeExcluded, events.NodeAdmitted, events.ExclusionRefused
+        found = [each.event for each in events.read(self.directory / "runs/job/events/n0000.jsonl")]
+        return sorted((each.kind, each.host, getattr(each, "by", "")) for each in found if isinstance(each, kinds))
+
     def code(self, number: int) -> int:
         code = self.process[number].wait(SECONDS)
         print(f"--- node {number}, exit code {code}\n{self.process[number].text()}")
@@ -127,27 +135,29 @@ class Nodes:
 
 
 def test_nodes_are_left_out(tmp_path: Path) -> None:
-    with Net(3) as net:
+    with Net(4) as net:
         run = Nodes(net, tmp_path)
         run.start(1, 2, 3)
         run.world("node1", "node2", "node3")
         assert run.states() == dict.fromkeys(("node1", "node2", "node3"), "fine")
+        run.start(4)
+        run.until(lambda: {} if "is a spare" in run.process[4].text() else None, "a spare")
 
-        # By hand, while it runs: it leaves, the others go on, and it can't come back.
+        # By hand, while it runs: it leaves, a spare takes its seat, and it can't come back.
         began = time.monotonic()
         run.nodes("exclude", "node3", "--for", "1h", "--reason", "loud fans")
         assert run.code(3) == ExitCode.EXCLUDED
         assert "loud fans" in run.process[3].text()
-        run.world("node1", "node2")
-        print(f"excluded by hand: {time.monotonic() - began:.2f} s to the world without it")
+        run.world("node1", "node2", "node4")
+        print(f"excluded by hand: {time.monotonic() - began:.2f} s to the world with the spare")
         run.start(3)
 
-        # For what its kernel log says; but one of three is out, and a second would be too many.
+        # For what its kernel log says; but one of four is out, and a second would be too many.
         run.fall(2)
         run.until(lambda: {} if run.states()["node2"] == "suspect" else None, "a mark on node2")
-        run.world("node1", "node2")
+        run.world("node1", "node2", "node4")
         assert "node2 stays: Xid 79" in run.process[2].text()
-        assert "1 of 3 nodes are excluded" in run.nodes()
+        assert "1 of 4 nodes are excluded" in run.nodes()
         assert run.code(3) == ExitCode.EXCLUDED
         assert "`ftrun nodes admit node3` lets it in" in run.process[3].text()
 
@@ -156,8 +166,14 @@ def test_nodes_are_left_out(tmp_path: Path) -> None:
         run.fall(2)
         assert run.code(2) == ExitCode.EXCLUDED
         assert "Xid 79" in run.process[2].text()
-        run.world("node1")
+        run.world("node1", "node4")
         print(f"excluded by the policy: {time.monotonic() - began:.2f} s to the world without it")
-        assert run.states() == {"node1": "fine", "node2": "excluded", "node3": "fine"}
+        assert run.states() == {"node1": "fine", "node2": "excluded", "node3": "fine", "node4": "fine"}
         (tmp_path / "done").touch()
-        assert run.code(1) == 0
+        assert [run.code(1), run.code(4)] == [0, 0]
+        assert run.told() == [
+            ("exclusion_refused", "node2", ""),
+            ("node_admitted", "node3", "user"),
+            ("node_excluded", "node2", "policy"),
+            ("node_excluded", "node3", "user"),
+        ]

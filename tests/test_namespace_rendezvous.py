@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from namespaces import Net, why_not
+from namespaces import Net
+from namespaces.skipping import NET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from namespaces import Process
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = [pytest.mark.slow, NET]
 
 AGENT = Path(__file__).parent / "namespaces" / "tiny_agent.py"
 SECONDS = 60.0
@@ -268,7 +269,6 @@ def test_two_nodes_that_do_not_reach_each_other_are_named_and_one_waits_until_th
         agents.meet(1, 5 - late, late, after=generation)
 
 
-@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="a slow net needs /dev/net/tun")
 def test_packets_that_take_their_time_or_are_lost_cost_no_round() -> None:
     with Net(3, slow=True) as net:
         net.weather(delay=0.02)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from conftest import NO_COMPILER, SCRIPTS
-from namespaces import Net, why_not
+from namespaces import Net
 from namespaces.job import Job
+from namespaces.skipping import NET
 
 from ftrun import events
 from ftrun.checkpoint.keeper.faults import VARIABLE
@@ -23,7 +25,7 @@ from ftrun.rundir import RunDir
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = [pytest.mark.slow, NET]
 
 FTRUN = Path(sys.executable).with_name("ftrun")
 TOTAL = 42
@@ -49,6 +51,9 @@ class Story:
     def attempts(self) -> list[events.AttemptStarted]:
         found = {each.epoch: each for each in self.events() if isinstance(each, events.AttemptStarted)}
         return [found[epoch] for epoch in sorted(found)]
+
+    def restored(self, step: int) -> list[events.Restored]:
+        return [each for each in self.events() if isinstance(each, events.Restored) and each.step == step]
 
     def go(self, step: int) -> None:
         (self.job.folder / f"go-{step}").touch()
@@ -82,15 +87,21 @@ def test_what_lies_in_two_memories_survives_a_rank_and_its_copy_a_node(tmp_path:
         story.go(22)  # where a rank is killed
         story.until(events.Saved, 30)
         assert [(each.resume_step, each.world_size) for each in story.attempts()] == [(0, 2), (20, 2)]
+        # Each node reads its own part from its memory, and the other one's from the copy that it has of it.
+        assert [set(each.read) for each in story.restored(20)] == [{"memory", "peer"}] * 2
         story.until(events.Committed, 30)
         story.go(31)
         story.until(events.Saved, 40)
         assert story.job.until(lambda: "s0000000040" in copies_on(net, 1), 60), story.job.told()
         assert 40 not in story.steps(events.Committed)
+        began = time.monotonic()
         net.node(2).power_off()
         assert story.job.until(lambda: len(story.attempts()) == 3, 60), story.job.told()
+        print(f"a node is lost, and resumed from its copy: stood still for {time.monotonic() - began:.2f} s")
         last = story.attempts()[-1]
         assert (last.resume_step, last.world_size) == (40, 1), story.job.told()
+        assert story.job.until(lambda: story.restored(40), 60), story.job.told()
+        assert [set(each.read) for each in story.restored(40)] == [{"memory", "peer"}]
         story.go(41)
         assert story.job.launchers[1].wait(60) == 0, story.job.told()
         told = story.job.launchers[1].text()

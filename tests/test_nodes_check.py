@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,8 +118,7 @@ def test_nothing_is_left_of_it_where_its_starter_is_killed() -> None:
         eventually(lambda: made.num_threads() > len(os.sched_getaffinity(0)), 30, "its load")
         starter.send_signal(signal.SIGKILL)
         starter.wait(10)
-        began = time.monotonic()
-        eventually(lambda: not made.is_running() or made.status() == psutil.STATUS_ZOMBIE, 10, "its end")
-        assert time.monotonic() - began < 5
+        # By itself it would go on for longer than that.
+        eventually(lambda: not made.is_running() or made.status() == psutil.STATUS_ZOMBIE, 20, "its end")
     finally:
         kill_tree(starter.pid)

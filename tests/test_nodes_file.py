@@ -214,7 +214,7 @@ def test_what_cannot_be_written_now_is_written_later(launchers: dict[str, Launch
     with lock:
         began = time.monotonic()
         a.memory.mark("d", Mark(Sign.LOST, "gone", 4), within=0.3)
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 10.0
     eventually(lambda: "d" in file.read().hosts, 20, "the mark")
 
 

@@ -202,41 +202,38 @@ def outcome_of(launcher: Launcher, name: AttemptName) -> Outcome | None:
     return Outcomes(launcher.tier).get(str(name))
 
 
-def test_what_another_node_has_a_copy_of_is_not_lost(run: Run) -> None:
+def left_with_a_copy(run: Run) -> tuple[Launcher, AttemptName]:
+    """A node that has a copy of what the other one had when it was lost, before any of it was on the root."""
     one, two = pair(run, "--set", "checkpoint.peer_copies=1")
     one.keep()
     two.keep("root.file:hang")
     made = snapshot(named(1, 10))
     for rank, each in enumerate((one, two)):
         each.seal(made, [rank])
-    copies = one.tier.copies
-    eventually(lambda: [seal.rank for _, seal in copies.sealed()] == [1], 20, "the copy")
+    eventually(lambda: [seal.rank for _, seal in one.tier.copies.sealed()] == [1], 20, "the copy")
     two.kill_keeper()
     two.tier.remove()
+    return one, made.name
+
+
+def test_what_another_node_has_a_copy_of_is_not_lost(run: Run) -> None:
+    one, made = left_with_a_copy(run)
+    copies = one.tier.copies
     (begun,) = run.meet(one)
-    assert (begun.resume, run.committed(), one.warned) == (str(made.name), [str(made.name)], "")
+    assert (begun.resume, run.committed(), one.warned) == (str(made), [str(made)], "")
     root = one.rounds._root
-    assert {"done/n0000.json", "done/n0001.json"} <= root.files(made.name).keys()
+    assert {"done/n0000.json", "done/n0001.json"} <= root.files(made).keys()
     assert one.keeping.finish(20)
     assert not copies.path.exists()
 
 
 def test_copies_are_kept_where_the_run_ends_without_the_commit(run: Run) -> None:
-    one, two = pair(run, "--set", "checkpoint.peer_copies=1")
-    one.keep()
-    two.keep("root.file:hang")
-    made = snapshot(named(1, 10))
-    for rank, each in enumerate((one, two)):
-        each.seal(made, [rank])
-    copies = one.tier.copies
-    eventually(copies.sealed, 20, "the copy")
-    two.kill_keeper()
-    two.tier.remove()
+    one, made = left_with_a_copy(run)
     assert not one.keeping.finish(1.0), "nobody brings the other part"
-    assert [seal.rank for _, seal in copies.sealed()] == [1]
+    assert [seal.rank for _, seal in one.tier.copies.sealed()] == [1]
     again = run.launcher("--set", "checkpoint.peer_copies=1")
     (begun,) = run.meet(again)
-    assert begun.resume == str(made.name)
+    assert begun.resume == str(made)
 
 
 def test_a_leader_whose_round_is_over_takes_no_epoch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import Runner, eventually, kill_tree
+from conftest import NO_COMPILER, Runner, eventually, kill_tree
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
 from ftrun.contract import WorkerContract
@@ -684,7 +684,7 @@ def sit_down(tmp_path: Path) -> Iterator[Any]:
         process = subprocess.Popen(
             [sys.executable, "-c", TAKE_THE_TERMINAL, *map(str, arguments)],
             cwd=tmp_path,
-            env=environment | {"NO_COLOR": "1", "TERM": "xterm"},
+            env=environment | {"NO_COLOR": "1", "TERM": "xterm", "PYTHONPATH": str(NO_COMPILER)},
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

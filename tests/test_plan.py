@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ftrun import events
+from ftrun import events, rundir
 from ftrun.checkpoint import epochs
 from ftrun.checkpoint.layout import Root
+from ftrun.cli import run
 from ftrun.config.units import Window
 from ftrun.contract import Every, Fault
 from ftrun.errors import ConfigError, RunDirError, UsageError
+from ftrun.launch import execute as executing
 from ftrun.launch import plan
 from ftrun.launch.options import LaunchParser
+from ftrun.launch.standbys.standby import Standbys
 from ftrun.rundir import RUNS, RunDir
 
 if TYPE_CHECKING:
@@ -283,6 +286,32 @@ def test_an_unnamed_run_gets_a_fresh_directory(make: Callable[..., LaunchPlan], 
         first = again
     assert make("-m pkg.deep.train").run_id.startswith("train/")
     assert make("--no-python sh").run_id.startswith("sh/")
+
+
+def test_unnamed_runs_that_begin_in_one_second_get_a_directory_each(
+    make: Callable[..., LaunchPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "timestamp", lambda: "20260131-235959")
+    executed: list[str] = []
+
+    def execute(planned: LaunchPlan, command: list[str], standbys: Standbys) -> int:
+        with rundir.locked(planned.run_dir.path, shared_by_nodes=False):
+            executing._require_new(planned)
+            planned.run_dir.create({})
+            executed.append(planned.run_id)
+        return 0
+
+    monkeypatch.setattr(executing, "execute", execute)
+    first, second, named = make("train.py"), make("train.py"), make("--name x train.py")
+    assert first.run_id == second.run_id == "train/20260131-235959"
+    again, standbys = lambda: make("train.py"), Standbys()
+    with rundir.locked(first.run_dir.path, shared_by_nodes=False):  # and has made no directory yet
+        assert run._carry_out(second, again, standbys) == 0
+    assert run._carry_out(first, again, standbys) == 0
+    assert run._carry_out(second, again, standbys) == 0  # planned before that one, which is over by now
+    assert executed == [f"train/20260131-235959{number}" for number in ("-2", "", "-3")]
+    with rundir.locked(named.run_dir.path, shared_by_nodes=False), pytest.raises(RunDirError, match="in use by anoth"):
+        run._carry_out(named, again, standbys)
 
 
 def test_a_named_run_continues(make: Callable[..., LaunchPlan], tmp_path: Path) -> None:

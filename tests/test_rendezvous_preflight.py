@@ -6,10 +6,11 @@ import random
 import socket
 
 import pytest
+from rendezvous_kit import eventually
 
 from ftrun.rendezvous.actions import Asked, Called, Formed, Observation, Parted
 from ftrun.rendezvous.leader import Leader
-from ftrun.rendezvous.model import Beat, Phase, Terms, Who
+from ftrun.rendezvous.model import Beat, Phase, Round, Terms, Who
 from ftrun.rendezvous.preflight import ANSWER_SECONDS, Preflight, Report, Trial, partners
 from ftrun.rendezvous.trying import Trying
 
@@ -39,7 +40,8 @@ def test_every_pair_of_a_few_and_some_of_many() -> None:
     host = Who("h", "host", "127.0.1.1", 4711)
     assert partners([host, who(1), Who("x", "x", "10.0.0.9", 0)], "n1") == []
     assert partners([host, who(1)], "h") == [who(1)]
-    assert Trial.decode(Trial(3, tuple(nodes(2))).encode()) == Trial(3, tuple(nodes(2)))
+    for trial in (Trial(3, tuple(nodes(2))), Trial(4, (), anew=True)):
+        assert Trial.decode(trial.encode()) == trial
     assert Report.decode(Report(3, {"a": "no route"}).encode()) == Report(3, {"a": "no route"})
 
 
@@ -150,18 +152,100 @@ def test_too_few_that_reach_each_other_wait_and_say_why() -> None:
     assert members(desk.look()) == ["node1", "node2"]
 
 
-def test_one_that_does_not_answer_is_not_waited_for_long_and_members_are_not_asked_again() -> None:
+def test_one_that_does_not_answer_is_not_waited_for_long_and_members_are_not_asked_when_another_is_gone() -> None:
     desk = Desk(2, 3, answers=False)
-    assert members(desk.look(1, 2, seconds=ANSWER_SECONDS)) == []
-    assert members(desk.look()) == ["node1", "node2"]
+    assert members(desk.look(1, 2, 3, seconds=ANSWER_SECONDS)) == []
+    assert members(desk.look()) == ["node1", "node2", "node3"]
     desk.run(1, 2)
+    desk.run(3, phase=Phase.GONE)
     desk.look()
-    desk.run(2, phase=Phase.READY)
-    desk.look(seconds=0.1)
     desk.run(1, 2, phase=Phase.READY)
     assert members(desk.look(seconds=0.2)) == ["node1", "node2"]
     alone = Desk(1, 1, answers=False)
     assert members(alone.look(1)) == ["node1"]
+
+
+def fallen(desk: Desk, *numbers: int) -> list[object]:
+    """Workers of the last of them fall, and all of them meet again."""
+    desk.run(*numbers)
+    desk.look(seconds=0.1)
+    desk.run(numbers[-1], phase=Phase.READY)
+    did = desk.look(seconds=0.1)
+    desk.run(*numbers, phase=Phase.READY)
+    return [*did, *desk.look(seconds=0.3)]
+
+
+def test_members_whose_workers_have_fallen_are_tried_anew_and_a_broken_pair_is_taken_apart() -> None:
+    desk = Desk(2, 3)
+    assert members(desk.look(1, 2, 3)) == ["node1", "node2", "node3"]
+    did = fallen(desk, 1, 2, 3)
+    assert [each.trial.anew for each in did if isinstance(each, Asked)] == [True]
+    assert members(did) == ["node1", "node2", "node3"]
+    # Of two that don't reach each other any more, while the leader hears both, one is left out.
+    desk.broken = {"n2": {"n3": "no answer within 4 s"}, "n3": {"n2": "no answer within 4 s"}}
+    did = fallen(desk, 1, 2, 3)
+    assert [each.trial.number for each in did if isinstance(each, Asked)] == [3]
+    assert members(did) == ["node1", "node2"]
+    assert "node2 can't reach node3" in " ".join(each.text for each in did if isinstance(each, Parted))
+    desk.run(1, 2)
+    assert desk.look(seconds=3) == []
+    desk.broken = {}
+    assert [each for each in desk.look() if isinstance(each, Called)] == [Called(3, "node3 joins", growth=True)]
+    desk.run(1, 2, phase=Phase.READY)
+    assert members(desk.look()) == ["node1", "node2", "node3"]
+
+
+def test_an_heir_whose_members_have_stopped_already_tries_nobody() -> None:
+    desk = Desk(1, 3)
+    desk.leader.inherit(Round(7, tuple(map(who, (4, 1, 2))), ""), "n4")
+    desk.beats = {f"n{number}": Beat(0, Phase.READY, 7) for number in (1, 2)}
+    did = desk.look(seconds=0.2)
+    assert "node2 starts again" in next(each.reason for each in did if isinstance(each, Called))
+    assert members(did) == ["node1", "node2"]
+    assert not any(isinstance(each, Asked) for each in did)
+
+
+def test_what_was_found_before_a_round_is_no_news_after_it() -> None:
+    check = Preflight()
+    two = nodes(2)
+    assert check.ask(two, (), 1.0)
+    check.trust()
+    assert not check.ask(two, ("n1", "n2"), 2.0)
+    check.doubt()
+    assert check.ask(two, ("n1", "n2"), 2.0)
+    assert not check.ask(two, ("n1", "n2"), 2.0)
+    old = {"n1": Report(1), "n2": Report(1)}
+    assert not check.settled(two, old, ("n1", "n2"), 2.1)
+    assert check.settled(two, {"n1": Report(2), "n2": Report(2)}, ("n1", "n2"), 2.1)
+    check.trust()
+    assert check.settled(two, old, ("n1", "n2"), 2.1)
+
+
+def test_two_leaders_that_ask_the_same_are_both_answered() -> None:
+    found: list[Report] = []
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        me, other = Who("me", "me", "127.0.0.1", 1), Who("a", "a", *listens.getsockname())
+        trying = Trying("me", found.append)
+        for times in (1, 2):
+            trying.ask(Trial(1, (me, other)))
+            eventually(lambda times=times: len(found) == times)  # type: ignore[misc]
+        trying.close()
+    assert found == [Report(1), Report(1)]
+
+
+def test_those_that_were_reached_are_tried_anew_where_that_is_asked() -> None:
+    found: list[Report] = []
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        me, other = Who("me", "me", "127.0.0.1", 1), Who("a", "a", *listens.getsockname())
+        trying = Trying("me", found.append)
+        trying.ask(Trial(1, (me, other)))
+        eventually(lambda: found)
+    trying.ask(Trial(2, (me, other)))
+    eventually(lambda: len(found) == 2)
+    trying.ask(Trial(3, (me, other), anew=True))
+    eventually(lambda: len(found) == 3)
+    trying.close()
+    assert found == [Report(1), Report(2), Report(3, {"a": "connection refused"})]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ftrun.rendezvous import endpoint
+from ftrun.rendezvous import shelf as shelves
+from ftrun.rendezvous.keys import Keys
 from ftrun.rendezvous.shelf import Server, Shelf
 from ftrun.rendezvous.wire import HELLO, LENGTH, LONGEST, Deserted, LineDown, Silent, Wire
 
@@ -110,6 +113,33 @@ def test_one_that_never_reads_its_answers_holds_nobody_up(server: Server) -> Non
         for _ in range(10):
             assert len(wire.get("large")) == 1_000_000
         wire.close()
+
+
+def test_one_that_asks_and_asks_and_reads_nothing_is_hung_up_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelves, "LONGEST", 2_000_000)
+    server.shelf.set("large", "x" * 1_000_000)
+    request = json.dumps([[], ["large"]]).encode()
+    heard = 0
+    with socket.create_connection(("127.0.0.1", server.port), 5) as greedy:
+        greedy.sendall(HELLO + 20 * (LENGTH.pack(len(request)) + request))
+        greedy.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            while data := greedy.recv(2**20):
+                heard += len(data)
+    assert heard < 10_000_000
+    wire = opened(server)
+    assert len(wire.get("large")) == 1_000_000
+    wire.close()
+
+
+def test_it_tells_the_time_of_its_own_process(server: Server) -> None:
+    server.shelf.set(Keys.CLOCK, "never")
+    wire = opened(server)
+    before, told, after = time.time(), float(wire.get(Keys.CLOCK)), time.time()
+    assert before <= told <= after
+    wire.close()
 
 
 def test_a_call_that_is_not_answered_ends_in_time() -> None:

@@ -123,6 +123,7 @@ def test_a_failure_before_the_first_step_is_not_retried(runner: Runner) -> None:
     assert "launch/" not in result.err  # no traceback of the launcher's
 
 
+@pytest.mark.slow
 def test_a_workers_own_exit_code_is_passed_on_and_each_run_starts_anew(runner: Runner) -> None:
     script = runner.cwd / "leaves.py"
     script.write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
@@ -302,6 +303,7 @@ def test_alone_under_python_and_under_plain_torchrun(runner: Runner, calm: str) 
     assert weights(done.out) == calm
 
 
+@pytest.mark.slow
 def test_callbacks_from_the_job_file(runner: Runner) -> None:
     (runner.cwd / "hooks.py").write_text(
         "import ftrun\n"

@@ -7,14 +7,16 @@ import random
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
 from storage_kit import QUICK, DoubleFileSystem, Fault, Store, write_attempt
 
-from ftrun.checkpoint import epochs, leftovers, reader, retention, verify
+from ftrun.checkpoint import common, epochs, leftovers, reader, retention, verify
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root, attempt_key
+from ftrun.checkpoint.sealed import seal
 from ftrun.checkpoint.storage import retry
 from ftrun.checkpoint.storage.base import UnreachableError
 from ftrun.checkpoint.storage.retry import HungError, Life, Patience, is_transient, persist
@@ -279,6 +281,17 @@ def test_the_late_one_of_two_writers_sees_that_it_lost(
     monkeypatch.setattr(DoubleFileSystem, "cat_file", replaced)
     with pytest.raises(FileExistsError, match="somebody else"):
         root.create("x", b"mine")
+
+
+def test_nodes_that_leave_their_mark_at_the_same_time_find_one(
+    store: Store, root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(_seconds: float) -> None:
+        store.files[f"name/root/{common.MARK}"] = seal({"mark": "the other one's"})
+
+    store.knows_create = False
+    monkeypatch.setattr(common, "time", SimpleNamespace(sleep=late))
+    assert common.mark(root) == "the other one's"
 
 
 def test_listings_are_never_those_of_before(store: Store, root: Root) -> None:

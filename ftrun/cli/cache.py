@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrun.cli.ckpt_place import size_text, told
+from ftrun.cli.ckpt_place import told
+from ftrun.config.units import format_size
 from ftrun.contract import ExitCode
 from ftrun.errors import UsageError
 
@@ -44,10 +45,10 @@ def ls(
         rows = [asdict(each) for each in there]
         print(json.dumps(document | {"counters": asdict(counters), "files": rows}, indent=1))
         return
-    print(f"{layout.root}: {_files(len(there))}, {size_text(size)}")
+    print(f"{layout.root}: {_files(len(there))}, {format_size(size)}")
     print(
         f"  {counters.hits:,} hits, {counters.misses:,} misses, {counters.fills:,} downloads of "
-        f"{size_text(counters.bytes)}, {counters.bypasses:,} read past the cache, {counters.evictions:,} evicted"
+        f"{format_size(counters.bytes)}, {counters.bypasses:,} read past the cache, {counters.evictions:,} evicted"
     )
     shown = there if everything else there[:20]
     print("\n".join(_line(each) for each in shown), end="\n" if shown else "")
@@ -77,7 +78,7 @@ def verify(
         for each, detail in bad:
             print(f"DAMAGED  {each.url or each.key}: {detail}\n  {each.path}")
         gone = f", {removed} thrown away" if repair and bad else "; --repair throws them away" if bad else ""
-        print(f"{layout.root}: {_files(len(found))}, {size_text(size)} read, {len(bad)} damaged{gone}")
+        print(f"{layout.root}: {_files(len(found))}, {format_size(size)} read, {len(bad)} damaged{gone}")
     if len(bad) > removed:
         raise SystemExit(ExitCode.FAILED)
 
@@ -100,7 +101,7 @@ def clear(root: _Root = "", as_json: _Json = False) -> None:
         print(json.dumps({"schema_version": 1, "root": str(layout.root)} | asdict(cleared), indent=1))
         return
     stayed = f"; {_files(cleared.in_use)} in use and kept" if cleared.in_use else ""
-    print(f"{layout.root}: {_files(cleared.objects)} thrown away, {size_text(cleared.size)}{stayed}")
+    print(f"{layout.root}: {_files(cleared.objects)} thrown away, {format_size(cleared.size)}{stayed}")
 
 
 def _layout(root: str, *, of_any_version: bool = False) -> Layout:
@@ -122,7 +123,7 @@ def _files(count: int) -> str:
 
 def _line(each: CachedObject) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used))
-    return f"  {when}  {size_text(each.size):>10}  {each.url or each.key}"
+    return f"  {when}  {format_size(each.size):>10}  {each.url or each.key}"
 
 
 def _commands() -> typer.Typer:

@@ -10,9 +10,10 @@ import typer
 
 from ftrun.cli.ckpt_export import export_command
 from ftrun.cli.ckpt_keep import pin, prune, unpin
-from ftrun.cli.ckpt_place import WHERE_HELP, find_root, size_text, told
+from ftrun.cli.ckpt_place import WHERE_HELP, find_root, told
 from ftrun.cli.ckpt_show import show
 from ftrun.cli.ckpt_verify import verify
+from ftrun.config.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +69,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
         remarks = "; ".join([*(["pinned"] if row["pinned"] else []), *([row["reason"]] if row["reason"] else [])])
         ranks = row["world_size"] or ""
         lines.append(
-            f"{row['step']:>10,}  {row['status']:<12} {size_text(row['size']):>10}  {ranks:>5}  {row['name']}"
+            f"{row['step']:>10,}  {row['status']:<12} {format_size(row['size']):>10}  {ranks:>5}  {row['name']}"
             f"{'   ' if remarks else ''}{remarks}"
         )
     return "\n".join(lines)

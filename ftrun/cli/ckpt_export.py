@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrun.cli.ckpt_place import locate, size_text, told
+from ftrun.cli.ckpt_place import locate, told
+from ftrun.config.units import format_size
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _document(done: Exported, to: To) -> dict[str, Any]:
 
 
 def _text(done: Exported) -> str:
-    what = f"{_count(len(done.keys), 'value')}, {size_text(done.size)} in {_count(len(done.files), 'file')}"
+    what = f"{_count(len(done.keys), 'value')}, {format_size(done.size)} in {_count(len(done.files), 'file')}"
     lines = [f"{done.path}: {what}, from {done.checkpoint} (step {done.step:,})"]
     if done.left_out:
         lines.append(f"left out, being no tensors: {_some(done.left_out)}")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, find_root, locate, size_text, told
+from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, find_root, locate, told
+from ftrun.config.units import format_size
 from ftrun.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def prune(
         return
     verb = "would delete" if dry_run else "deleted"
     for info in made.deleted:
-        print(f"{verb} {info.name}   {size_text(info.size)}")
-    print(f"{verb} {len(made.deleted)}, {size_text(made.freed)}; {len(made.kept)} checkpoints stay in {root.url}")
+        print(f"{verb} {info.name}   {format_size(info.size)}")
+    print(f"{verb} {len(made.deleted)}, {format_size(made.freed)}; {len(made.kept)} checkpoints stay in {root.url}")
 
 
 @dataclass(frozen=True)

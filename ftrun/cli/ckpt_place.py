@@ -104,12 +104,3 @@ def told() -> Iterator[None]:
         fail(error)
     except OSError as error:
         fail(CheckpointError(f"{error}; check the storage and its permissions"))
-
-
-def size_text(size: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, locate, size_text, told
+from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, locate, told
+from ftrun.config.units import format_size
 from ftrun.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _text(document: dict[str, Any]) -> str:
     lines.append(f"root        {document['root']}")
     manifest = document["manifest"]
     if manifest is None:
-        return "\n".join([*lines, f"size        {size_text(document['size'])}"])
+        return "\n".join([*lines, f"size        {format_size(document['size'])}"])
     total = f" of {manifest['total']:,}" if manifest["total"] is not None else ""
     lines += [
         f"run         {manifest['run_id']}",
@@ -124,7 +125,7 @@ def _text(document: dict[str, Any]) -> str:
         f"parent      {manifest['parent'] or 'none'}",
         f"written     {manifest['written_at']} by ftrun {manifest['ftrun']}, torch {manifest['torch']}",
         f"ranks       {manifest['world_size']} on {manifest['nodes']} node{'s' if manifest['nodes'] != 1 else ''}",
-        f"size        {size_text(document['size'])}{_span(document['ranks'])}",
+        f"size        {format_size(document['size'])}{_span(document['ranks'])}",
     ]
     return "\n".join([*lines, *_tensor_lines(document["tensors"])])
 
@@ -133,13 +134,13 @@ def _span(ranks: list[dict[str, Any]]) -> str:
     if len(ranks) < 2:
         return ""
     sizes = [each["size"] for each in ranks]
-    return f", {size_text(min(sizes))} to {size_text(max(sizes))} from each rank"
+    return f", {format_size(min(sizes))} to {format_size(max(sizes))} from each rank"
 
 
 def _tensor_lines(tensors: dict[str, Any]) -> list[str]:
     if tensors["problem"]:
         return [f"tensors     not known: {tensors['problem']}"]
-    lines = [f"tensors     {tensors['count']:,} of rank {tensors['rank']}, {size_text(tensors['bytes'])} as a whole"]
+    lines = [f"tensors     {tensors['count']:,} of rank {tensors['rank']}, {format_size(tensors['bytes'])} as a whole"]
     for each in tensors["list"][:_MOST_TENSORS]:
         shape = "x".join(map(str, each["shape"])) or "scalar"
         lines.append(f"  {each['dtype']:<14} {shape:<20} ranks {each['ranks']:<8} {each['name']}")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, locate, size_text, told
+from ftrun.cli.ckpt_place import NAME_HELP, WHERE_HELP, locate, told
+from ftrun.config.units import format_size
 from ftrun.contract import ExitCode
 from ftrun.errors import UsageError
 
@@ -117,7 +118,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
 
 def _lines(verdict: Verdict) -> list[str]:
     if verdict.whole:
-        return [f"{verdict.name}   whole: {size_text(verdict.size)} read in {verdict.seconds:.1f} s"]
+        return [f"{verdict.name}   whole: {format_size(verdict.size)} read in {verdict.seconds:.1f} s"]
     word = "DAMAGED" if any(each.certain for each in verdict.damages) else "NOT READABLE"
     mark = ", marked as bad" if verdict.marked else ""
     return [f"{verdict.name}   {word}{mark}", *(f"  {each}" for each in verdict.damages)]

@@ -157,27 +157,28 @@ def _check_known(run_dir: RunDir, host: str, way_out: str, *, force: bool = Fals
     Raises:
         UsageError: it isn't; the message names those that are.
     """
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", host):
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*(#[0-9]+)?", host):
         raise UsageError(f"{host!r} is no host name; it is what `hostname` says on the node.")
     # As a writer reads it: who is about to write isn't kept from it by a damaged file.
-    known = _file(run_dir).change(lambda book: book).hosts.keys() | _started_on(run_dir)
+    known = _file(run_dir).change(lambda book: book).hosts.keys() | _took_part(run_dir)
     if host in known or force:
         return
     those = f"it has seen {', '.join(sorted(known))}" if known else "it has seen no node yet"
     raise UsageError(f"{run_dir.path} has never seen a node {host!r}; {those}.{way_out and f' {way_out}.'}")
 
 
-def _started_on(run_dir: RunDir) -> set[str]:
-    """Hosts that launchers of the run were started on."""
+def _took_part(run_dir: RunDir) -> set[str]:
+    """Hosts that launchers of the run were started on, or have met; a node may have its own launcher's events only."""
     from ftrun import events
 
-    files = run_dir.events().parent.glob("n*.jsonl")
-    return {
-        record.event.host
-        for file in files
-        for record in events.read(file)
-        if isinstance(record.event, events.RunStarted)
-    }
+    known: set[str] = set()
+    for file in run_dir.events().parent.glob("n*.jsonl"):
+        for record in events.read(file):
+            if isinstance(record.event, events.RunStarted):
+                known.add(record.event.host)
+            elif isinstance(record.event, events.Met):
+                known.update(record.event.nodes)
+    return known
 
 
 def _add(run_dir: RunDir, host: str, entry: Entry) -> Book:
@@ -194,6 +195,11 @@ def _told_of(run_dir: RunDir, book: Book, host: str, now: float) -> list[str]:
     left, least = len(seen - out.keys()), _least(run_dir)
     if seen and left < least:
         lines.append(f"{left} of the nodes that this run has seen are left, and it needs {least} (--nnodes)")
+    if not run_dir.identity().get("shared_run_dir", True):
+        lines.append(
+            f"the nodes share no run directory: this counts only if it was typed on {host}, or on the node that leads "
+            "the rendezvous"
+        )
     return lines
 
 

@@ -10,32 +10,55 @@ from typing import TYPE_CHECKING
 
 import typer  # noqa: TC002 - typer reads the annotation when the command is called
 
-from ftrun.errors import FtrunError
+from ftrun.errors import FtrunError, RunDirTaken
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftrun.launch.plan import LaunchPlan
+    from ftrun.launch.standbys.standby import Standbys
+
+_NAMES = 20
+"""How many names a run without one of its own tries."""
 
 
 def run(ctx: typer.Context) -> None:
     """Run a training script on this node; the default command. `ftrun run --help` lists all options."""
     from ftrun.cli.app import fail
     from ftrun.launch import options, plan
-    from ftrun.launch.execute import execute
     from ftrun.launch.standbys.standby import Standbys
 
     try:
         parser = options.LaunchParser()
         line = parser.parse(ctx.args)
-        made = plan.make(line, parser, os.environ, cwd=Path.cwd())
+
+        def make() -> LaunchPlan:
+            return plan.make(line, parser, os.environ, cwd=Path.cwd())
+
+        made = make()
         if line.dry_run:
             _show(made, as_json=line.json)
             return
         with ctx.obj or Standbys() as standbys:
-            code = execute(made, sys.argv, standbys)
+            code = _carry_out(made, make, standbys)
     except FtrunError as error:
         fail(error)
         return
     raise SystemExit(code)
+
+
+def _carry_out(made: LaunchPlan, again: Callable[[], LaunchPlan], standbys: Standbys) -> int:
+    """Execute a plan; a run that takes any free name gets another one where somebody else was faster."""
+    from ftrun.launch.execute import execute
+
+    for _ in range(_NAMES):
+        try:
+            return execute(made, sys.argv, standbys)
+        except RunDirTaken:
+            if not made.takes_a_free_name:
+                raise
+            made = again()
+    return execute(made, sys.argv, standbys)
 
 
 def _show(made: LaunchPlan, *, as_json: bool) -> None:

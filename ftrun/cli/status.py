@@ -12,6 +12,7 @@ import typer
 from ftrun import rundir
 from ftrun.cli.status_data import data, data_text
 from ftrun.cli.status_drain import drain_text, draining
+from ftrun.cli.status_memory import memory, memory_text
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError, RunDirError
 from ftrun.goodput import history as histories
@@ -71,8 +72,7 @@ def _runs(folder: Path, pattern: str) -> list[Path]:
 
 
 def _last_touched(path: Path) -> float:
-    events = RunDir(path).events()
-    return events.stat().st_mtime if events.exists() else 0.0
+    return max((each.stat().st_mtime for each in RunDir(path).event_files() if each.exists()), default=0.0)
 
 
 def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
@@ -88,11 +88,25 @@ def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
     return {"step": commit.name.step, "name": str(commit.name)} if commit is not None else None
 
 
+def _is_finished(run_dir: RunDir) -> bool:
+    """Whether the checkpoint root says so, for a node with a run directory of its own."""
+    from ftrun.checkpoint import common, layout
+
+    try:
+        identity = run_dir.identity()
+        root = layout.Root.open(run_dir.root(identity), identity.get("storage_options") or {})
+        return common.is_finished(root, str(identity.get("run_id")))
+    except (FtrunError, OSError):
+        return True
+
+
 def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
     """The run as one JSON document."""
     alive = past.outcome is None and rundir.in_use(run_dir.path)
     book = ledger.account(past.records, until=time.time() if alive else None)
     state = past.outcome or ("running" if alive else "dead" if past.launches else "new")
+    if past.node and state == "finished" and not _is_finished(run_dir):
+        state = "left"  # the workers here have ended well; whether that was the end of the run, the first one knows
     left = past.total - past.step if past.total is not None else None
     return {
         "schema_version": 1,
@@ -106,12 +120,14 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
         "steps_per_second": past.pace,
         "seconds_left": left / past.pace if alive and left is not None and past.pace else None,
         "world_size": past.world_size,
+        "node": past.node,
         "attempts": past.attempts,
         "restarts": past.restarts,
         "lost_steps": past.lost_steps,
         "loss": past.losses[-1][1] if past.losses else None,
         "last_commit": usable_commit(run_dir),
         "draining": draining(run_dir.path),
+        "memory": memory(run_dir, past.records),
         "data": data(run_dir.path, past.records),
         "commits": len(past.commits),
         "failed_saves": past.save_failures,
@@ -138,6 +154,17 @@ def _no_commit(document: dict[str, Any]) -> str:
     return "none yet" if document["state"] == "running" else "none"
 
 
+def _elsewhere(document: dict[str, Any]) -> str:
+    """What a node can't know that has a run directory of its own, and isn't the first one; empty where it is."""
+    if not document["node"]:
+        return ""
+    return f"  step       known on the first node; this one is number {document['node']} of the run, from 0"
+
+
+def _time(document: dict[str, Any]) -> str:
+    return f"  time       {format_duration(document['wall_seconds'])}   {document['goodput']:.0%} of it in new steps"
+
+
 def _text(document: dict[str, Any]) -> str:
     total = f" of {document['total']:,}" if document["total"] else ""
     pace = document["steps_per_second"]
@@ -147,17 +174,19 @@ def _text(document: dict[str, Any]) -> str:
     shown = document["failures"][-_MOST_FAILURES:]
     lines = [
         f"{document['run']}   {document['state'].replace('_', ' ')}   {document['run_dir']}",
-        f"  step       {document['step']:,}{total}{speed}" + (f"   {format_duration(left)} left" if left else ""),
+        _elsewhere(document)
+        or f"  step       {document['step']:,}{total}{speed}" + (f"   {format_duration(left)} left" if left else ""),
         f"  loss       {document['loss']:.4g}" if document["loss"] is not None else "",
         f"  commit     step {commit['step']:,}   {commit['name']}"
         if commit
         else f"  commit     {_no_commit(document)}",
         drain_text(document["draining"]),
+        *memory_text(document["memory"], running=document["state"] == "running"),
         *data_text(document["data"]),
         f"  attempts   {document['attempts']}",
         f"  restarts   {document['restarts']}" + (f"   {again:,} steps done again" if again else ""),
         *(f"             step {each['step']:,}: {headline(str(each['message']))}" for each in shown),
-        f"  time       {format_duration(document['wall_seconds'])}   {document['goodput']:.0%} of it in new steps",
+        "" if document["node"] else _time(document),
     ]
     if document["state"] == "dead":
         lines.append("  The launcher is gone without a word. The same command continues from the last commit.")

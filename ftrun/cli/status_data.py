@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ftrun import events
-from ftrun.cli.ckpt_place import size_text
-from ftrun.config.units import format_duration
+from ftrun.config.units import format_duration, format_size
 from ftrun.data.filler.shown import Shown, of_run, of_scripts
 from ftrun.goodput.data_wait import measure
 
@@ -96,10 +95,10 @@ def data_text(document: dict[str, Any] | None) -> list[str]:
 
 
 def _cache_text(cache: dict[str, Any]) -> str:
-    limit = f" of {size_text(cache['limit'])}" if cache["limit"] else ""
-    parts = [f"{size_text(cache['used'])}{limit}" if cache["used"] >= 0 else cache["root"]]
+    limit = f" of {format_size(cache['limit'])}" if cache["limit"] else ""
+    parts = [f"{format_size(cache['used'])}{limit}" if cache["used"] >= 0 else cache["root"]]
     if cache["bytes"]:
-        parts.append(f"{size_text(cache['bytes'])} downloaded")
+        parts.append(f"{format_size(cache['bytes'])} downloaded")
     if cache["hit_rate"] is not None:
         parts.append(f"{cache['hit_rate']:.1%} of {cache['hits'] + cache['misses'] + cache['bypasses']:,} reads hit")
     if cache["wait_seconds"] >= _LITTLE:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint.keeper.progress import Progress
 from ftrun.checkpoint.memory.tier import Tier
-from ftrun.cli.ckpt_place import size_text
-from ftrun.config.units import format_duration
+from ftrun.config.units import format_duration, format_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +67,7 @@ def _how_far(drain: dict[str, Any]) -> str:
     stage, total = _STAGES.get(drain["stage"], str(drain["stage"])), drain["bytes_total"]
     if drain["stage"] == "commit" or not total:
         return stage
-    return f"{stage}, {drain['bytes_done'] / total:.0%} of {size_text(total)}"
+    return f"{stage}, {drain['bytes_done'] / total:.0%} of {format_size(total)}"
 
 
 def _pace(drain: dict[str, Any]) -> list[str]:
@@ -76,6 +75,6 @@ def _pace(drain: dict[str, Any]) -> list[str]:
         return []
     rate, left = drain["bytes_per_second"], drain["seconds_left"]
     return [
-        *([f"{size_text(rate)}/s"] if rate else []),
+        *([f"{format_size(rate)}/s"] if rate else []),
         *([f"{format_duration(left)} left"] if left else []),
     ]

@@ -41,6 +41,13 @@ AS_TYPED = ("args", "env")
 """Sections whose values are text for somebody else: they are passed on as typed, ``3e-4`` as ``3e-4``."""
 
 
+class RunDirectory(Section):
+    """The run directory, where several nodes take part."""
+
+    shared: bool = True
+    """Whether all nodes see the same one; false where each has its own, and checkpoint.root is what they share."""
+
+
 class Keep(Section):
     """Which commits stay when newer ones arrive."""
 
@@ -128,6 +135,8 @@ class JobConfig(Section):
     """Arguments of the script, passed on as they are typed here."""
     launch: LaunchOptions = Field(default_factory=empty)
     """Options of torchrun, with underscores."""
+    run_dir: RunDirectory = Field(default_factory=RunDirectory)
+    """The run directory, where several nodes take part."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """Where checkpoints go and how often they are taken."""
     restart: Restart = Field(default_factory=Restart)

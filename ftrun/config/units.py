@@ -175,6 +175,15 @@ def format_duration(seconds: float) -> str:
     return _two_units(round(seconds))
 
 
+def format_size(size: float) -> str:
+    """Measured bytes for people: ``817 B``, ``1.2 GB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
 def _two_units(seconds: int) -> str:
     """From a minute up. The smaller unit is rounded before the larger is chosen, so that 60m never shows."""
     minutes, hours = (seconds + 30) // 60, (seconds + 1800) // 3600

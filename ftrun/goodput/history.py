@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftrun import events
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
     from ftrun.events import Record
     from ftrun.rundir import RunDir
 
@@ -48,6 +52,7 @@ class History:
         started: when its first launcher started, seconds since 1970; 0.0 if none has.
         launches: how many launchers have worked on it.
         pid, host: of the last launcher.
+        node: its number in its last round; other than 0 only in a run directory that is that node's own.
         attempts: number of attempts.
         world_size: of the last attempt.
         step: steps completed and not lost.
@@ -75,6 +80,7 @@ class History:
     launches: int = 0
     pid: int | None = None
     host: str = ""
+    node: int = 0
     attempts: int = 0
     world_size: int = 0
     step: int = 0
@@ -96,6 +102,7 @@ class History:
     last_time: float = 0.0
     records: list[Record] = field(default_factory=list)
     _beats: list[tuple[float, int]] = field(default_factory=list)
+    _met: int = 0
     _recovering: bool = False
     _exact: bool = True
     _exact_step: int | None = None
@@ -146,13 +153,16 @@ class History:
             self._exact_step = None
             self.step = max(self.step, event.step)
         else:
-            self._launcher_says(event)
+            self._launcher_says(record.attempt, event)
 
-    def _launcher_says(self, event: events.Event) -> None:
+    def _launcher_says(self, attempt: int, event: events.Event) -> None:
         if isinstance(event, events.Recovered) and self.falls:
             self.falls[-1] = dataclasses.replace(self.falls[-1], recovery=event.total)
         elif isinstance(event, events.Met):
-            self.host, self.pid = event.host, event.pid
+            # Where "own" directories are one after all, each node tells of each round: the first one's word counts.
+            if attempt != self._met or event.node <= self.node:
+                self.host, self.pid, self.node = event.host, event.pid, event.node
+            self._met = attempt
             self.outcome = self.exit_code = None  # the node that was the first before may have left
             self.finished = False
         elif isinstance(event, events.RunEnded):
@@ -201,8 +211,21 @@ class History:
 
 
 def load(run_dir: RunDir) -> History:
-    """Read a run's history from the events of its first node."""
+    """Read a run's history from the events of its first node; a node with a directory of its own, from all it has."""
     history = History()
-    for record in events.read(run_dir.events()):
+    for record in _records(run_dir.event_files()):
         history.add(record)
     return history
+
+
+def _records(files: Sequence[Path]) -> Iterator[Record]:
+    if len(files) == 1:
+        yield from events.read(files[0])
+        return
+    fallen: set[int] = set()
+    for record in heapq.merge(*map(events.read, files), key=lambda each: each.time):
+        if isinstance(record.event, events.Failed):
+            if record.attempt in fallen:  # told once more when this node had become the first one
+                continue
+            fallen.add(record.attempt)
+        yield record

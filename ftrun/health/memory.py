@@ -32,6 +32,7 @@ _CLOSE_SECONDS = 2.0
 
 Change = Callable[[Book], Book]
 Tell = Callable[[dict[str, str]], None]
+Note = Callable[[str, "Entry"], None]
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,22 @@ class NodeMemory:
         file: where it is kept.
         about: the launcher and its job.
         report: is told in words who is left out, and why one isn't; on a thread of its own.
+        note: is given the same as entries, each with the host that it is about; on that thread.
         clock: seconds since 1970.
     """
 
     def __init__(
-        self, file: NodesFile, about: About, report: Callable[[str], None], clock: Callable[[], float] = time.time
+        self,
+        file: NodesFile,
+        about: About,
+        report: Callable[[str], None],
+        note: Note | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._file = file
         self._about = about
         self._report = report
+        self._note = note
         self._clock = clock
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._present: frozenset[str] = frozenset()
@@ -216,6 +224,8 @@ class NodeMemory:
             for entry in entries:
                 if (text := policy.news(name, entry)) and self._about.host in (name, self._speaker):
                     self._report(text)
+                    if self._note is not None:
+                        self._note(name, entry)
         if self._told != self._excluded:
             self._told = dict(self._excluded)
             if self._tell is not None:

@@ -19,7 +19,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -54,6 +54,9 @@ _CAUSE_SECONDS = 0.5
 
 _STEADY_SECONDS = 0.4
 """Between two looks at the pulses of a group that has made its first steps; the end of a process is seen at once."""
+
+_SLEEP_SECONDS = 10.0
+"""A longer sleep might be taken for a launcher that stands still."""
 
 _SETTLING_SECONDS = 30.0
 """For how long nodes that join wait for the first step of a Session, before which it can't save and leave in order."""
@@ -121,6 +124,17 @@ class Agent(LocalElasticAgent):
     def _workers(self) -> Workers | None:
         return self._pcontext if isinstance(self._pcontext, Workers) else None
 
+    def worker_pids(self) -> list[int]:
+        """Processes of the last attempt's workers that haven't been seen to end. Any thread."""
+        workers = self._workers
+        if workers is None:
+            return []
+        return [pid for rank, pid in list(workers.pids().items()) if rank not in workers.ended]
+
+    def idle_pids(self) -> list[int]:
+        """Processes that were started for later, and for the data cache. Any thread."""
+        return [*self._standbys.pids(), *self._director.filler_pids()]
+
     def exit_codes(self) -> list[int | None]:
         """Exit codes of the last attempt's workers as far as they have ended."""
         workers = self._workers
@@ -148,7 +162,8 @@ class Agent(LocalElasticAgent):
         # Nothing may hold the old store, or torch finds its server alive and shares it again.
         worker_group.store = None
         self._store = None
-        super()._rendezvous(worker_group)
+        with self._director.waiting():
+            super()._rendezvous(worker_group)
         self._director.clock.mark("rendezvous")
         store: Any = worker_group.store
         node: Any = worker_group.group_rank
@@ -211,9 +226,11 @@ class Agent(LocalElasticAgent):
         pause = self._interval if self._busy else max(self._interval, _STEADY_SECONDS)
         workers.look(pause, self._group.alarm if self._group is not None else None)
         if self._group is not None and self._others is not None and (word := self._group.disturbance()):
-            return self._give_way(self._others, workers, word)
+            return self._give_way(worker_group, self._others, workers, word)
         self._forward()
         self._director.keep()
+        if self._group is not None and workers.alive and not workers.failed and (why := self._group.left_out):
+            self._leave_excluded(self._group, workers, why)
         if workers.failed:
             if self._leaving_in_order(workers):
                 return RunResult(state=WorkerState.HEALTHY)
@@ -315,15 +332,20 @@ class Agent(LocalElasticAgent):
                 self._director.fell(min(each.at for each in workers.failed.values()))
                 self._await_cause(worker_group, workers)
             if self._others is not None and (word := self._others.word(self._ranks(worker_group, workers), evidence)):
-                return self._give_way(self._others, workers, word)
+                return self._give_way(worker_group, self._others, workers, word)
             return self._decide(worker_group, workers, evidence)
 
-    def _give_way(self, others: GivingWay, workers: Workers, word: str) -> RunResult:
+    def _give_way(self, worker_group: WorkerGroup, others: GivingWay, workers: Workers, word: str) -> RunResult:
         """End the workers for what happened elsewhere, and meet again; that costs no restart."""
         self._meets = True
-        others.end(workers, word)
+        self._end_for_others(worker_group, others, workers, word)
         self._remaining_restarts += 1  # torch is about to take one away
         return RunResult(state=WorkerState.FAILED)
+
+    def _end_for_others(self, worker_group: WorkerGroup, others: GivingWay, workers: Workers, word: str) -> None:
+        if self._group is not None and not self._group.grows:
+            self._director.about_to_end(self._ranks(worker_group, workers), word)
+        others.end(workers, word)
 
     def _decide(self, worker_group: WorkerGroup, workers: Workers, evidence: Evidence | None) -> RunResult:
         """Evidence, then the kill, then the decision."""
@@ -357,7 +379,9 @@ class Agent(LocalElasticAgent):
         if self._group is not None:
             self._group.await_word(delay)  # where the nodes meet anyway, they wait for this one
         else:
-            time.sleep(delay)
+            until = time.monotonic() + delay
+            while (left := until - time.monotonic()) > 0:
+                time.sleep(min(left, _SLEEP_SECONDS))
         self._director.clock.mark("back-off")
         self._director.gpu_memory(gpu_memory.wait_until_free(pids))
         self._director.clock.mark("GPU memory")
@@ -408,7 +432,7 @@ class Agent(LocalElasticAgent):
         """Torch is about to start the group again, or to give it up: in a run of many nodes nobody is left by then."""
         workers = self._workers
         if self._group is not None and self._others is not None and workers is not None and workers.alive:
-            self._others.end(workers, self._group.disturbance())
+            self._end_for_others(worker_group, self._others, workers, self._group.disturbance())
         super()._stop_workers(worker_group)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *arguments: Any, **options: Any) -> None:
@@ -418,15 +442,26 @@ class Agent(LocalElasticAgent):
                 self._leave(workers, death_sig)
         super()._shutdown(death_sig, *arguments, **options)
 
-    def _leave(self, workers: Workers, number: signal.Signals) -> None:
+    def _leave_excluded(self, group: Group, workers: Workers, why: str) -> NoReturn:
+        """Somebody has excluded this node, which is well: all ranks save before it leaves.
+
+        Raises:
+            Excluded: it leaves.
+        """
+        with group.absent():
+            self._leave(workers, signal.SIGTERM, why)
+            workers.close()
+        raise Excluded(why)
+
+    def _leave(self, workers: Workers, number: signal.Signals, why: str = "") -> None:
         """Have the workers leave in order, and kill what is left then; asked a second time, kill at once."""
         if not self._asked_to_leave:
             self._asked_to_leave = True
             if self._group is not None:
-                self._group.announce_leaving(number.name)
+                self._group.announce_leaving(why or number.name)
             if self._director.sessions_lead():
                 # The ranks alone, not their children: one that loses its loader's workers can't finish its step.
-                self._director.leaving(number.name)
+                self._director.leaving(why or number.name, asked=not why)
                 workers.stop(number, groups=False, grace=self._director.grace)
             else:
                 workers.stop(number, groups=True, grace=self._leave_seconds)

@@ -11,6 +11,7 @@ from rich.console import Console as RichConsole
 from rich.markup import escape
 
 from ftrun.config.units import format_duration
+from ftrun.goodput import tiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,7 +129,13 @@ class Console:
         self.say(f"{arrow}{delay}: {escape(decision.reason)}")
 
     def training_again(
-        self, step: int | None, seconds: Mapping[str, float], lost: int, *, failure: bool = True
+        self,
+        step: int | None,
+        seconds: Mapping[str, float],
+        lost: int,
+        read: Mapping[str, int],
+        *,
+        failure: bool = True,
     ) -> None:
         """The first step after a restart is complete.
 
@@ -136,6 +143,7 @@ class Console:
             step: its number, where a Session counts.
             seconds: where the time since the failure went.
             lost: steps that are done again.
+            read: bytes of the checkpoint that this node has read, by the tier that they came from.
             failure: a failure was the reason; otherwise the nodes have changed.
         """
         number = f"step {step:,} complete " if step is not None else ""
@@ -144,7 +152,8 @@ class Console:
         total = format_duration(sum(seconds.values()))
         what = "failure" if failure else "change"
         self.say(f"[green]✓[/] training again: {number}{total} after the {what}{again}")
-        self.say(f"  [dim]{' · '.join(parts)}[/]")
+        came = f" · read {tiers.text(read)}" if any(read.values()) else ""
+        self.say(f"  [dim]{' · '.join(parts)}{came}[/]")
 
     def _last_lines(self, log: Path) -> None:
         try:

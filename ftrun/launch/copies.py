@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint import holdings
-from ftrun.checkpoint.keeper import peers
+from ftrun.checkpoint.keeper import peers, seats
 from ftrun.checkpoint.keeper.peers import Peers
 from ftrun.checkpoint.keeper.process import Keeper
 from ftrun.checkpoint.keeper.progress import Progress
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.memory.tier import Tier
 
 _LEAVE_SECONDS = 5.0
+_DISMISS_SECONDS = 2.0
+_PAUSE = 0.01
 
 
 class Copies:
@@ -64,6 +68,13 @@ class Copies:
             self._peers = Peers(secret, self._own, **(found | {"addresses": tuple(found.get("addresses", ()))}))
         except (ValueError, TypeError):  # it is another version's
             self._peers = Peers(secret, self._own)
+        if self._adopted is None:
+            self._vacate()  # what an earlier launcher had adopted, and left: it would keep new copies out
+
+    def _vacate(self) -> None:
+        """Make way for new copies. What lies there can be read until they come."""
+        with contextlib.suppress(OSError):  # said when it is to be used
+            seats.vacate(self._tier.copies)
 
     def tell(self) -> None:
         """Tell the keeper of it.
@@ -92,14 +103,24 @@ class Copies:
         """
         copies = self._tier.copies
         sealed = copies.sealed()
+        self._dismiss()
         if self._adopted is not None or all(seal.attempt != attempt for _, seal in sealed):
             return
         for slot, seal in sealed:
             if seal.attempt != attempt:  # its node may live, and bring it there itself
                 remove(slot.seal)
-        self._adopted = Keeper(copies, replace(self._config, local="", node=node))
+        self._adopted = Keeper(copies, replace(self._config, local="", node=node, shared=False))
         self._adopted.begin_epoch(record, node)
         self._adopted.ensure()
+
+    def _dismiss(self) -> None:
+        """See the last of the keeper of a part that was adopted before, where it has nothing left to do."""
+        deadline = time.monotonic() + _DISMISS_SECONDS
+        while self._adopted is not None and not self._adopted.has_work() and time.monotonic() < deadline:
+            if self._adopted.retire(0.0):
+                self._adopted = None
+            else:
+                time.sleep(_PAUSE)
 
     def moved(self) -> str:
         """How far an adopted part is: another text whenever something has moved."""
@@ -108,11 +129,13 @@ class Copies:
 
     def look(self) -> None:
         """See that an adopted part is brought to its end. Cheap where there is none."""
-        if self._adopted is not None:
-            if self._adopted.has_work():
-                self._adopted.ensure()
-            else:
-                self._let_go(_LEAVE_SECONDS)
+        if self._adopted is None:
+            return
+        if self._adopted.has_work():
+            self._adopted.ensure()
+        elif self._adopted.retire(_LEAVE_SECONDS):
+            self._adopted = None
+            self._vacate()
 
     def pids(self) -> list[int]:
         """The process that is at an adopted part."""
@@ -125,12 +148,12 @@ class Copies:
             seconds: that it may take.
             keep: this node's own snapshots aren't committed: the next start needs the other part, too.
         """
-        done = self._let_go(seconds)
-        if done and not keep:
-            self._tier.copies.remove()
+        adopted, self._adopted = self._adopted, None
+        # One that doesn't end in time may have done all there was to do.
+        done = adopted is None or adopted.finish(seconds) or not adopted.has_work()
+        if done:
+            self._vacate()
+            if not keep:
+                self._tier.copies.remove()
         self._socket.close()
         return done
-
-    def _let_go(self, seconds: float) -> bool:
-        adopted, self._adopted = self._adopted, None
-        return adopted is None or adopted.finish(seconds)

@@ -17,8 +17,8 @@ from ftrun.checkpoint import layout
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError
 from ftrun.goodput import history
-from ftrun.launch import nodes_patience, policy
-from ftrun.launch.evidence.collect import Collector, Sources
+from ftrun.launch import nodes_patience, policy, timeline
+from ftrun.launch.evidence.collect import Collector, LiveRank, Sources
 from ftrun.launch.failures import failure, symptoms
 from ftrun.launch.failures.kinds import Kind
 from ftrun.launch.filling import Filling
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ftrun.contract import WorkerContract
     from ftrun.error_file import ErrorRecord
     from ftrun.launch.console import Console
-    from ftrun.launch.evidence.collect import LiveRank
     from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.gpu_memory import Waited
     from ftrun.launch.keeping import Keeping
@@ -73,6 +72,8 @@ class Director:
         self._filling = Filling(plan)
         self._record = Record(plan, log, console)
         self._sources = Sources.of_this_host(os.environ)
+        if others is not None:
+            self._sources = replace(self._sources, seat=lambda: others.story.seat)
         self._collector = Collector(self._sources)
         limits = WatchLimits.from_config(plan.job.config.watch)
         self._watch = Watch(limits.of_a_part() if plan.shared_by_nodes else limits)
@@ -82,6 +83,7 @@ class Director:
         self._made_a_step = False
         self._had_session = True
         self._closed = False
+        self._drained = True
         self.cause = ""
         self.clock = Clock()
         self.decision: Decision | None = None
@@ -98,6 +100,13 @@ class Director:
         return self._plan.limits.backoff_max
 
     # The beginning of an attempt
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """While this node waits for its next round: as a spare it has its data cache filled."""
+        others = self._others
+        if others is None:
+            return contextlib.nullcontext()
+        return self._filling.waiting(lambda: others.spare, lambda text: self._console.say(f"[dim]{escape(text)}[/]"))
 
     def begin_round(self, store: Store, node: int, nodes: int) -> tuple[WorkerContract, int]:
         """Settle epoch, attempt and commit for the attempt that is about to start; see :class:`Rounds`.
@@ -138,6 +147,8 @@ class Director:
         self._record.started(self._current, pids, world_size, session=self._had_session)
         tier = self._rounds.keeping.tier if self._rounds.keeping is not None else None
         self._filling.begin(self._current, self._rounds.node, tier, self._ranks, world_size)
+        if self._others is not None:
+            self._others.story.started()
 
     # While it runs
 
@@ -154,7 +165,11 @@ class Director:
     def keeper_pids(self) -> list[int]:
         """Processes of keeper and filler, which no worker has started."""
         kept = self._rounds.keeping.pids() if self._rounds.keeping is not None else []
-        return [*kept, *self._filling.pids()]
+        return [*kept, *self.filler_pids()]
+
+    def filler_pids(self) -> list[int]:
+        """Processes of the filler."""
+        return self._filling.pids()
 
     def all_stepped(self) -> bool:
         """Whether every rank of this node has completed a step of this attempt."""
@@ -195,7 +210,7 @@ class Director:
             seconds = self.clock.end(first)
             step = first[0].base + 1 if first[0].owned else None
             grew = self._others is not None and self._others.grew
-            self._record.recovered(seconds, self._lost, step, failure=not grew)
+            self._record.recovered(seconds, self._lost, step, timeline.read(beats.values()), failure=not grew)
 
     # Its end
 
@@ -227,7 +242,30 @@ class Director:
 
     def broken(self, reason: str) -> None:
         """A round was over before its workers were started."""
-        self._console.say(f"[yellow]↻[/] {escape(reason)}: the nodes meet again")
+        words = self._others.in_words(reason) if self._others is not None else reason
+        self._console.say(f"[yellow]↻[/] {escape(words)}: the nodes meet again")
+
+    def about_to_end(self, ranks: Sequence[LiveRank], word: str) -> None:
+        """This node's workers are about to be ended for what happened elsewhere: see how they stand.
+
+        Args:
+            ranks: of this node.
+            word: why, in words.
+        """
+        if self._others is not None:
+            self._others.story.look(self._collector, ranks, word)
+
+    def broke(self, words: str) -> None:
+        """This launcher can't go on; its workers have been ended.
+
+        Args:
+            words: why, as the other nodes are told it.
+        """
+        if self._others is not None and self._rounds.current is not None:
+            attempt, node = self._current.attempt, self._rounds.node
+            places = [self._plan.run_dir.worker(attempt, node, rank) for rank in self._ranks]
+            ranks = [LiveRank(rank, local, 0, None, 0.0, places[local]) for local, rank in enumerate(self._ranks)]
+            self._others.story.broke(self._collector, ranks, words)
 
     def disturbed(self, reason: str, *, over: bool, grows: bool) -> None:
         """This node's workers are ended for what happened elsewhere.
@@ -237,6 +275,8 @@ class Director:
             over: the run has ended; otherwise the nodes meet again.
             grows: other nodes join, and the workers have saved before they left.
         """
+        if self._others is not None and not grows:
+            self._others.story.gave_way(self._collector, reason)
         if over or self._others is None:
             return
         if not self.clock.running:
@@ -360,12 +400,16 @@ class Director:
 
     # What the agent tells
 
-    def leaving(self, signal_name: str) -> None:
-        """A request to stop has arrived; say what comes of it at once."""
-        self._console.say(
-            f"[yellow]■[/] {signal_name}: saving at the next step boundary (at most "
-            f"{format_duration(self.grace)}); once more ends it at once"
-        )
+    def leaving(self, why: str, *, asked: bool = True) -> None:
+        """Workers are about to leave in order; say what comes of it at once.
+
+        Args:
+            why: a signal's name, or another reason.
+            asked: by a signal; one more of it ends them at once.
+        """
+        most = f"(at most {format_duration(self.grace)})"
+        then = "; once more ends it at once" if asked else ", then this node leaves"
+        self._console.say(f"[yellow]■[/] {escape(why)}: saving at the next step boundary {most}{then}")
 
     def heard(self, number: signal.Signals, told: int) -> None:
         """SIGUSR1 or SIGUSR2 has arrived and was passed on to so many ranks."""
@@ -399,6 +443,15 @@ class Director:
         """``finished``, or ``left`` when a Session's workers ended well before their loop did."""
         return "finished" if history.load(self._plan.run_dir).loop_ended else "left"
 
+    @property
+    def drained(self) -> bool:
+        """After :meth:`close`: nothing that was saved lies in this node's memory alone."""
+        return self._drained
+
+    def note_finished(self) -> None:
+        """The run is finished, and all that was saved is committed."""
+        self._rounds.note_finished()
+
     def commit_step(self) -> int | None:
         """Step of the commit that the next start would resume from, or None."""
         newest = self._newest_commit()
@@ -421,10 +474,11 @@ class Director:
         self._collector.close()
         self._filling.finish()
         keeping = self._rounds.keeping
-        if keeping is not None and not self._is_drained(keeping):
+        self._drained = keeping is None or self._is_drained(keeping)
+        if keeping is not None and not self._drained:
             self._console.warn(
                 f"a snapshot is not committed yet: it stays in {keeping.tier.path}, where the next start of this run "
-                "takes it up; remove the directory if there won't be one"
+                f"takes it up ({self.how_to_continue}); remove the directory if there won't be one"
             )
 
     def _is_drained(self, keeping: Keeping) -> bool:

@@ -6,17 +6,21 @@ import os
 import platform
 import socket
 import uuid
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from ftrun import durable, events, rundir
 from ftrun.contract import ExitCode
-from ftrun.errors import UsageError
+from ftrun.errors import RunDirTaken, UsageError
 from ftrun.goodput import history, screen
-from ftrun.launch import torch_config
+from ftrun.launch import nodes_apart, nodes_here, torch_config
 from ftrun.launch.console import Console
 from ftrun.launch.guard import Guard
+from ftrun.launch.main_thread import Watchdog
 from ftrun.launch.nodes_log import NodeLog
 from ftrun.launch.output.outlets import Outlets
 
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.standbys.standby import Standbys
     from ftrun.launch.torch_config import TorchSettings
+
+
+_WORD_SECONDS = 2.0
 
 
 def execute(plan: LaunchPlan, command: list[str], standbys: Standbys) -> int:
@@ -38,6 +45,7 @@ def execute(plan: LaunchPlan, command: list[str], standbys: Standbys) -> int:
         The exit code of ``ftrun``.
 
     Raises:
+        RunDirTaken: another launcher has the run directory; nothing has been written.
         UsageError: it can't be started; nothing has been lost.
     """
     settings = torch_config.settle(plan)
@@ -54,11 +62,20 @@ def _execute(
     from ftrun.launch.supervise import Beside, supervise  # which imports torch's agent
 
     console = Console(Path.cwd(), outlets)
-    with rundir.locked(plan.run_dir.path, shared_by_nodes=plan.shared_by_nodes):
+    most = nodes_here.MOST if nodes_here.all_here(plan.launch) else 1
+    locked = rundir.locked(plan.run_dir.path, shared_by_nodes=plan.shared_by_nodes, most_here=most)
+
+    def tell(text: str) -> None:
+        console.warn(text)
+        outlets.flush(_WORD_SECONDS)  # the end of the process may follow
+
+    with Watchdog(tell) as watchdog, locked as number:
+        _require_new(plan)
+        plan = replace(plan, node_name=nodes_here.name(number))
         if plan.finished and not plan.contract.allow_new_total:
             console.say(
                 f"[green]✓[/] {plan.run_id} is finished; its run is in {console.short(plan.run_dir.path)}. "
-                "Start over with --fresh, or go on to another total with --allow-new-total."
+                f"Start over with {_way_to_start_over(plan)}, or go on to another total with --allow-new-total."
             )
             return ExitCode.OK
         _prepare(plan, console)
@@ -69,16 +86,30 @@ def _execute(
             events.mend(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
         with Guard(plan.contract.marks) as guard:
-            outcome, code = supervise(plan, settings, Beside(guard, standbys, outlets), log, console)
+            outcome, code = supervise(plan, settings, Beside(guard, standbys, outlets, watchdog), log, console)
+            watchdog.code = _reported(plan, code)
         log.write(events.RunEnded(outcome=outcome, exit_code=code))
         if not isinstance(log, NodeLog) or log.first:
             console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))
     return code
 
 
+def _way_to_start_over(plan: LaunchPlan) -> str:
+    """Nodes that meet through ftrun's own rendezvous have no ``--fresh``: see :func:`_prepare`."""
+    if not (plan.ours and plan.shared_by_nodes):
+        return "--fresh"
+    return "another --name" + (" and another checkpoint.root" if plan.job.config.checkpoint.root else "")
+
+
 def _reported(plan: LaunchPlan, code: int) -> int:
     """The exit code as the job wants it: with ``exit_codes: torchrun`` there is 0 and there is 1."""
     return code if plan.job.config.exit_codes == "ftrun" else int(bool(code))
+
+
+def _require_new(plan: LaunchPlan) -> None:
+    """A name by the second, free when it was planned, may have been used by a run that is over by now."""
+    if plan.takes_a_free_name and plan.run_dir.exists():
+        raise RunDirTaken(f"{plan.run_dir.path} holds another run, which began in the same second. Start again.")
 
 
 def _prepare(plan: LaunchPlan, console: Console) -> None:
@@ -97,6 +128,8 @@ def _prepare(plan: LaunchPlan, console: Console) -> None:
     if plan.job.path is not None:
         durable.write(plan.run_dir.job_yaml, plan.job.text.encode())
     console.say(f"run {plan.run_id} in {console.short(plan.run_dir.path)}")
+    if not plan.shares_run_dir:
+        console.say(f"[dim]{escape(nodes_apart.word(plan))}[/]")
 
 
 def _check_root(plan: LaunchPlan) -> None:

@@ -1,8 +1,12 @@
-"""The node's filler, as the agent sees it: started when workers have something to fetch, told where they resume."""
+"""The node's filler, as the agent sees it: started when workers have something to fetch, told where they resume.
+
+A node that waits for a seat has one, too, if the others read files through a cache.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from dataclasses import asdict
@@ -11,13 +15,17 @@ from typing import TYPE_CHECKING, Any
 from ftrun import events
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, attempt_key
 from ftrun.checkpoint.manifest import Manifest
+from ftrun.contract import WorkerContract
+from ftrun.data.cache import settings
+from ftrun.data.filler.offering import Offering
 from ftrun.data.filler.places import Pointer, put_json
 from ftrun.data.filler.plans import Resume
 from ftrun.data.filler.process import FillerProcess
 from ftrun.data.filler.shown import of_run, of_scripts
+from ftrun.data.filler.spare import SpareFiller
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ftrun.checkpoint.memory.tier import Tier
     from ftrun.data.filler.places import FillDir
@@ -44,6 +52,8 @@ class Filling:
         self._log: events.EventLog | None = None
         self._told: events.DataRead | None = None
         self._tell_at = 0.0
+        self._spare: SpareFiller | None = None
+        self._offering: Offering | None = None
 
     def begin(self, current: Round, node: int, tier: Tier | None, ranks: Sequence[int], world_size: int) -> None:
         """An attempt's workers are starting: have what they will read first fetched before they ask for it.
@@ -58,13 +68,43 @@ class Filling:
         self._node = node
         self._log = events.EventLog(self._plan.run_dir.events(node), attempt=current.attempt)
         self._tell_at = time.monotonic() + _TELL
+        if node == 0 and self._may_have_spares:
+            self._offering = Offering(self._plan.run_dir.path, node, lambda: _usual_cache(self._plan))
+            self._offering.start()
         directory = self._pointer.read()
-        if directory is None:
-            return  # nothing was ever registered here
         asking = _Asking(self._plan, current, tier, tuple(ranks), world_size)
-        threading.Thread(target=asking.tell, args=(directory,), name="ftrun-resume", daemon=True).start()
+        # What it fetched for as a spare, too: workers take seconds to say what they read.
+        for each in filter(None, (directory, self._spare and self._spare.directory)):
+            threading.Thread(target=asking.tell, args=(each,), name="ftrun-resume", daemon=True).start()
         self._looked = 0.0
         self.look()
+
+    @contextlib.contextmanager
+    def waiting(self, is_spare: Callable[[], bool], report: Callable[[str], None]) -> Iterator[None]:
+        """While this node waits for its next round, as a spare perhaps.
+
+        Args:
+            is_spare: whether the others are at work meanwhile; asked on another thread.
+            report: is told in words what is done then, on that thread.
+        """
+        if not self._may_have_spares:
+            yield
+            return
+        if self._offering is not None:
+            self._offering.close()
+            self._offering = None
+        run_dir, usual = self._plan.run_dir.path, lambda: _usual_cache(self._plan)
+        self._spare = self._spare or SpareFiller(run_dir, self._plan.node_name, usual, is_spare, report)
+        self._spare.start()
+        try:
+            yield
+        finally:
+            self._spare.hand_over()
+
+    @property
+    def _may_have_spares(self) -> bool:
+        plan = self._plan
+        return plan.ours and plan.shared_by_nodes and plan.shares_run_dir
 
     def look(self) -> None:
         """See that the filler runs where there is something to fetch. Called at every turn of the monitor; cheap."""
@@ -77,6 +117,8 @@ class Filling:
             self._process.finish()
             self._process = None
         if directory is not None:
+            if self._spare is not None and self._spare.serves(directory.pool):
+                self._spare.finish()  # the workers have said what they read
             self._process = self._process or FillerProcess(directory)
             self._process.ensure()
         if now >= self._tell_at:
@@ -84,10 +126,14 @@ class Filling:
 
     def pids(self) -> list[int]:
         """The filler's process, which isn't a worker's."""
-        return [self._process.pid] if self._process is not None and self._process.pid else []
+        return [each.pid for each in (self._process, self._spare) if each is not None and each.pid]
 
     def finish(self) -> None:
         """End the filler, and record what the data cache has done for the run."""
+        if self._offering is not None:
+            self._offering.close()
+        if self._spare is not None:
+            self._spare.finish()
         if self._process is not None:
             self._process.finish()
         self._tell()
@@ -106,6 +152,16 @@ class Filling:
     @property
     def _pointer(self) -> Pointer:
         return Pointer.of(self._plan.run_dir.path, self._node)
+
+
+def _usual_cache(plan: LaunchPlan) -> str:
+    """Where the data cache of this node's workers is unless a script names another place."""
+    if plan.contract.cache:
+        return plan.contract.cache
+    # As a worker has it that isn't the first, which says where that is and why.
+    environment = {**os.environ, **plan.job.config.env, "LOCAL_RANK": "1"}
+    environment.pop(WorkerContract.VARIABLE, None)
+    return str(settings.read(environment).root)
 
 
 class _Asking:

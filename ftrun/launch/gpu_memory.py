@@ -26,6 +26,7 @@ LIMIT_SECONDS = 30.0
 _PROGRAM = Path(__file__).with_name("gpu_memory_process.py")
 _LIBRARY = "libnvidia-ml.so.1"
 _REAP_SECONDS = 0.2
+_SLICE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,27 @@ def wait_until_free(pids: Collection[int], limit: float = LIMIT_SECONDS) -> Wait
     except OSError as error:
         return Waited(0.0, reason=f"NVML can't be asked: {error.strerror}")
     try:
-        out, _ = process.communicate(timeout=limit)
+        out = _answer(process, start + limit)
         reason = "" if process.returncode == 0 else "NVML can't be read"
     except subprocess.TimeoutExpired as expired:
         out, reason = expired.stdout or b"", f"not within {limit:g} s"
         _end(process)
     return Waited(time.monotonic() - start, _last(out) if reason else (), _because(out, reason))
+
+
+def _answer(process: subprocess.Popen[bytes], until: float) -> bytes:
+    """What it says, in slices of waiting: a launcher that does nothing for long stands still (see main_thread).
+
+    Raises:
+        TimeoutExpired: it hasn't ended in time.
+    """
+    while True:
+        left = until - time.monotonic()
+        try:
+            return process.communicate(timeout=max(0.0, min(_SLICE_SECONDS, left)))[0]
+        except subprocess.TimeoutExpired:
+            if left <= _SLICE_SECONDS:
+                raise
 
 
 def _ask(package: Path, pids: Collection[int]) -> subprocess.Popen[bytes]:

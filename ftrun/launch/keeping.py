@@ -59,6 +59,7 @@ class Keeping:
             drain_limit=checkpoint.drain_limit,
             parent=os.getpid(),
             timeout=_STORAGE_SECONDS,
+            shared=plan.shared_by_nodes,
         )
         self._console = console
         self._copies = self._share() if checkpoint.peer_copies and plan.shared_by_nodes else None
@@ -98,7 +99,7 @@ class Keeping:
         except OSError as error:
             self._warn(error)
         self._foreign = self._epoch is None and not self._is_of(root)
-        for slot, problem in self.tier.damaged():
+        for slot, problem in [*self.tier.damaged(), *self.tier.copies.damaged()]:
             if slot.seal not in self._damaged:
                 self._damaged.add(slot.seal)
                 self._console.warn(f"{slot.seal} {problem}: the snapshot in this memory is passed over")

@@ -64,9 +64,10 @@ class GivingWay:
                 self._await_end(workers, lambda: group.grows)
             elif workers.alive and self._is_orderly(workers):
                 self._await_end(workers, lambda: True)
+            in_order = grows and not workers.alive
             # Before all else, files on a shared storage included: the others may be about to go on without this node.
             workers.send(signal.SIGKILL, groups=False)
-            self._director.disturbed(word, over=group.ending is not None, grows=grows)
+            self._director.disturbed(word, over=group.ending is not None, grows=in_order)
             stuck = workers.kill(self._spared())
             workers.close()
             if stuck:

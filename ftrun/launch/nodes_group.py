@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import select
-import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,13 @@ class Group:
         self._store: Store | None = None
         self._me = ""
         self._rank = 0
+        self._memory: Remembering | None = None
         self.alarm = handler.alarm
+
+    @property
+    def name(self) -> str:
+        """What this node is called."""
+        return self._handler.name
 
     @property
     def round(self) -> Round:
@@ -52,6 +57,12 @@ class Group:
         if formed is None:
             raise AssertionError("a node is in a round before it has workers")
         return formed
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the nodes of the latest round are called, in order; none before the first."""
+        formed = self._handler.round
+        return tuple(each.name for each in formed.members) if formed is not None else ()
 
     @property
     def others(self) -> list[Who]:
@@ -69,6 +80,11 @@ class Group:
         return self.ending is not None and self.ending.outcome is Outcome.FINISHED
 
     @property
+    def spare(self) -> bool:
+        """The others are at work, and this node waits. Any thread."""
+        return self._handler.spare
+
+    @property
     def grows(self) -> bool:
         """A new round is called only because nodes join: all members live."""
         return self._handler.growth
@@ -78,9 +94,21 @@ class Group:
         """Whether the rendezvous is led on this node."""
         return self._handler.hosts
 
-    def remember(self, memory: Remembering) -> None:
-        """Have the leader keep out whom the memory of nodes excludes, wherever the leader is."""
-        memory.start(self._handler.exclude)
+    def remember(self, memory: Remembering, grace: float, *, shared: bool) -> None:
+        """Have the leader keep out whom the memory of nodes excludes, wherever the leader is.
+
+        Args:
+            memory: of this launcher.
+            grace: seconds that workers get to leave in order.
+            shared: all nodes of the run have this memory.
+        """
+        self._memory = memory
+        memory.start(self._handler.exclude, lambda: self._handler.members, grace, shared=shared)
+
+    @property
+    def left_out(self) -> str:
+        """Why this node is to leave, by the memory of nodes; empty while it isn't."""
+        return self._memory.left_out if self._memory is not None else ""
 
     def hold_growth(self, *, hold: bool) -> None:
         """Let nodes that would make the world larger wait."""
@@ -93,7 +121,7 @@ class Group:
             store: its store.
             rank: of this node.
         """
-        self._store, self._rank, self._me = store, rank, f"{rank} {socket.gethostname()}"
+        self._store, self._rank, self._me = store, rank, f"{rank} {self.name}"
 
     def disturbance(self) -> str:
         """Why this node's workers can't go on, in words; empty while they can."""
@@ -137,6 +165,20 @@ class Group:
         except RoundBroken:
             return True
 
+    @property
+    def stall_timeout(self) -> float:
+        """Seconds after which a main thread that isn't seen stands still; 0 for never."""
+        return self._handler.stall_timeout
+
+    def stand_still(self, where: str) -> None:
+        """Tell the others where this process's main thread stands still; nowhere, once it goes on. Any other thread."""
+        self._handler.stand_still(where)
+
+    @property
+    def left_behind(self) -> str:
+        """Why the others wait for this node no more, in words; empty while they do. Any thread."""
+        return self._handler.left_behind
+
     def leave(self, reason: str) -> None:
         """Take this node out of the run, and let the others go on."""
         self._handler.leave(reason)
@@ -149,7 +191,7 @@ class Group:
             code: what this node leaves with.
         """
         if self.ending is None:
-            self._handler.close(Outcome.FAILED, f"{socket.gethostname()}: {cause}", code)
+            self._handler.close(Outcome.FAILED, f"{self.name}: {cause}", code)
 
     def exit_code(self) -> int:
         """What to leave with after another node has ended the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from ftrun import events
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 class NodeLog(events.EventLog):
     """Keeps what is written until :meth:`settle` says where it belongs; of a node that is never needed nothing is kept.
 
+    Several threads may write.
+
     Args:
         run_dir: the run directory.
     """
@@ -22,6 +25,7 @@ class NodeLog(events.EventLog):
         self._run_dir = run_dir
         self._node: int | None = None
         self._held: list[events.Event] = []
+        self._lock = threading.Lock()
 
     @property
     def first(self) -> bool:
@@ -32,15 +36,18 @@ class NodeLog(events.EventLog):
         """From here on this node has this number."""
         if node == self._node:
             return
-        self._node, self._path = node, self._run_dir.events(node)
-        events.mend(self._path)
-        held, self._held = self._held, []
+        path = self._run_dir.events(node)
+        events.mend(path)
+        with self._lock:
+            self._node, self._path = node, path
+            held, self._held = self._held, []
         for each in held:
             super().write(each)
 
     def write(self, event: events.Event) -> None:
         """Append an event, or keep it until it is known where."""
-        if self._node is None:
-            self._held.append(event)
-        else:
-            super().write(event)
+        with self._lock:
+            if self._node is None:
+                self._held.append(event)
+                return
+        super().write(event)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from ftrun import events
-from ftrun.launch import nodes_past
+from ftrun.launch import nodes_end, nodes_past
 from ftrun.launch.nodes_past import Told
+from ftrun.launch.nodes_story import Story
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -37,6 +39,7 @@ class Others:
 
     Attributes:
         grew: the current round was called only because nodes joined: that was no failure.
+        story: this node's part in the post-mortems.
     """
 
     def __init__(self, plan: LaunchPlan, group: Group, memory: Remembering, console: Console) -> None:
@@ -50,12 +53,23 @@ class Others:
         self._decided: events.Failed | None = None
         self._node = 0
         self._told = Told()
+        self._leaves = False
         self.grew = False
+        self.story = Story(plan)
 
     @property
     def generation(self) -> int:
         """Number of the round, the same on all nodes."""
         return self._group.round.generation
+
+    @property
+    def spare(self) -> bool:
+        """Whether they are at work, and this node waits. Any thread."""
+        return self._group.spare
+
+    def in_words(self, reason: str) -> str:
+        """Why a round is over: of a wait in vain, whose word was waited for."""
+        return nodes_end.in_vain(reason, self._group.names)[0] if nodes_end.is_in_vain(reason) else reason
 
     # The end of an attempt
 
@@ -73,11 +87,14 @@ class Others:
 
     def left_out(self, what: Failure, evidence: Evidence) -> str:
         """A failure has its cause on this node: why it is left out from now on; empty if it isn't."""
-        return self._memory.failed(what, evidence)
+        why = self._memory.failed(what, evidence)
+        self._leaves = bool(why)
+        return why
 
     def decided(self, event: events.Failed) -> None:
         """This node has decided what follows from a fall; the others learn of it when they meet."""
         self._decided, self._step = event, event.step
+        self.story.decided()
 
     # The beginning of one
 
@@ -97,6 +114,7 @@ class Others:
         Raises:
             RoundBroken: the round is over.
         """
+        self.story.share(store, node, nodes)
         mine = Told.of(past, made_a_step=made_a_step, passed_over=passed_over)
         if self._decided is not None:
             mine.fell, mine.node = dataclasses.asdict(self._decided), self._node
@@ -118,8 +136,9 @@ class Others:
         """
         formed = self._group.round
         names = [each.name for each in formed.members]
+        self.story.begun(formed, node, attempt)
         log = events.EventLog(self._plan.run_dir.events(node), attempt=attempt)
-        log.write(events.Met(formed.generation, formed.reason, names, node, socket.gethostname(), os.getpid()))
+        log.write(events.Met(formed.generation, formed.reason, names, node, self._group.name, os.getpid()))
         self.grew = self._only_joined()
         lost = max(0, self._step - resumed) if resumed is not None else 0
         if self._told.fell is not None and self._decided is None:
@@ -173,5 +192,8 @@ class Others:
                 self._memory.lost(each.name, f"{gone}, in round {self._before.generation}")
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Let go of the memory, and have the story told to its end."""
+        ended = self._decided is not None and not self._decided.restart and not self._leaves
+        with contextlib.suppress(SignalException):  # whoever asks for the end once more doesn't want to wait for others
+            self.story.close(ended=ended)
         self._memory.close()

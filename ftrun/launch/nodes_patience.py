@@ -30,7 +30,7 @@ def seconds(codes: Collection[int], *, explained: bool, victims: bool, leaving: 
         grace: seconds that workers get for that, and each of the node's keepers afterwards for the commit.
     """
     if leaving:
-        return 3 * grace + _LEAVES
+        return to_leave(grace)
     if victims:
         return _ONLY_VICTIMS
     if set(codes) == {ExitCode.TRY_AGAIN}:
@@ -38,6 +38,11 @@ def seconds(codes: Collection[int], *, explained: bool, victims: bool, leaving: 
     # What kills a process from outside has nothing to do with its peers; an abort may be NCCL's or gloo's.
     killed = any(code < 0 and code != -signal.SIGABRT for code in codes)
     return 0.0 if explained or killed else _UNCLEAR
+
+
+def to_leave(grace: float) -> float:
+    """How long a node may take to leave in order, with the grace period of its workers."""
+    return 3 * grace + _LEAVES
 
 
 def of_a_hang(stacks: Sequence[Sequence[str]]) -> float:

@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandlerRegistry
 
 from ftrun import durable
 from ftrun.errors import RunDirError
+from ftrun.launch import nodes_apart
 from ftrun.rendezvous import handler as handlers
 
 if TYPE_CHECKING:
@@ -24,21 +25,25 @@ if TYPE_CHECKING:
     from ftrun.launch.plan import LaunchPlan
     from ftrun.rendezvous.handler import Handler
 
-_OF_ONE_NODE = frozenset({"logs", "env", "notify", "metrics", "standby", "launch", "args", "script", "module", "name"})
+_OF_ONE_NODE = frozenset(
+    {"logs", "env", "notify", "metrics", "standby", "launch", "args", "script", "module", "name", "run_dir"}
+)
 """Sections of a job file that may well differ between nodes, or are compared elsewhere."""
 _PLACES = (("checkpoint", "local"), ("checkpoint", "root"), ("data", "cache"))
 """Places on a node's own disks, and what is compared by itself."""
 
 
-def traits(plan: LaunchPlan, workers: int) -> dict[str, str]:
+def traits(plan: LaunchPlan, workers: int, report: Callable[[str], None]) -> dict[str, str]:
     """What must be the same on all nodes, by a name for people.
 
     Args:
         plan: this node's.
         workers: how many it has.
+        report: is told in words what this start waits for.
 
     Raises:
         RunDirError: the run directory can't be written.
+        UsageError: without a shared run directory, the checkpoint root can't be used.
     """
     found = {
         "ftrun": metadata.version("ftrun"),
@@ -46,8 +51,8 @@ def traits(plan: LaunchPlan, workers: int) -> dict[str, str]:
         "the number of workers (--nproc)": str(workers),
         "the run (--name)": plan.run_id,
         "the script": plan.script,
-        "the checkpoint root": plan.root,
-        "the mark in the run directory, which all nodes have to share,": mark(plan),
+        "run_dir.shared": "true" if plan.shares_run_dir else "false",
+        **_places_in_common(plan, report),
     }
     for name, section in plan.job.config.model_dump(mode="json").items():
         if name not in _OF_ONE_NODE:
@@ -61,18 +66,29 @@ def _digest(name: str, section: Any) -> str:
     return hashlib.blake2b(json.dumps(section, sort_keys=True, default=str).encode(), digest_size=4).hexdigest()
 
 
-def place(plan: LaunchPlan) -> Path:
-    """Where the rendezvous keeps its notes."""
-    return plan.run_dir.path / "rendezvous"
+def _places_in_common(plan: LaunchPlan, report: Callable[[str], None]) -> dict[str, str]:
+    """The checkpoint root, and a mark in what all nodes have to share; its name says what to do where they don't."""
+    root = {"the checkpoint root": plan.root}
+    if not plan.shares_run_dir:
+        name = "the mark in the checkpoint root, which all nodes have to share (checkpoint.root),"
+        return root | {name: nodes_apart.mark(plan, report)}
+    way_out = "give --run-dir on storage that all of them see, or run_dir.shared=false where there is none"
+    # First: the usual root lies in the run directory.
+    return {f"the mark in the run directory, which all nodes have to share ({way_out}),": _mark(plan)} | root
 
 
-def mark(plan: LaunchPlan) -> str:
+def _notes(plan: LaunchPlan) -> Path | None:
+    """Where the rendezvous keeps its notes; None where all nodes see no place for them."""
+    return plan.run_dir.path / "rendezvous" if plan.shares_run_dir else nodes_apart.notes(plan)
+
+
+def _mark(plan: LaunchPlan) -> str:
     """A text that whoever came first has left in the run directory: the same for all that see the same directory.
 
     Raises:
         RunDirError: it can't be written.
     """
-    file = place(plan) / "mark"
+    file = plan.run_dir.path / "rendezvous" / "mark"
     try:
         durable.make_dirs(file.parent)
         with contextlib.suppress(FileExistsError):
@@ -92,6 +108,6 @@ def handler(parameters: RendezvousParameters, plan: LaunchPlan, workers: int, re
         report: is told in words what the rendezvous decides; on threads of its own.
     """
     registry = RendezvousHandlerRegistry()
-    handlers.register(registry, traits(plan, workers), report, place(plan))
+    handlers.register(registry, traits(plan, workers, report), report, _notes(plan), plan.node_name)
     made: Handler = registry.create_handler(parameters)  # type: ignore[assignment]
     return made

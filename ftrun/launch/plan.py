@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun.checkpoint import layout, reader
+from ftrun.checkpoint import common, layout, reader
 from ftrun.checkpoint.storage.base import UnreachableError
 from ftrun.config import origins
 from ftrun.config.load import JobFile, load_job, to_json
@@ -24,10 +24,10 @@ from ftrun.config.units import parse_size
 from ftrun.contract import WorkerContract
 from ftrun.errors import CheckpointError, ConfigError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
-from ftrun.launch import nodes_choice
+from ftrun.launch import nodes_apart, nodes_choice
 from ftrun.launch.policy import Limits
 from ftrun.launch.slow_root import told_if_slow
-from ftrun.rundir import RUNS, RunDir, run_name, timestamp
+from ftrun.rundir import RUNS, RunDir, is_free, run_name, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,10 +55,11 @@ class LaunchPlan:
         named: the same command finds this run again: it has a name or a directory.
         fresh: start over.
         continues: the run directory is there already.
-        finished: ... and its run has reached its total.
+        finished: its run has reached its total.
         resume: name of the commit that would be resumed from now, or None.
         limits: restart policy.
         contract: what the workers are told, but for what each attempt adds.
+        node_name: what this node is called; empty before its launcher holds the run directory.
     """
 
     run_dir: RunDir
@@ -75,6 +76,7 @@ class LaunchPlan:
     resume: str | None
     limits: Limits
     contract: WorkerContract
+    node_name: str = ""
 
     @property
     def namespace(self) -> argparse.Namespace:
@@ -101,6 +103,16 @@ class LaunchPlan:
         return nodes_choice.may_be_several(self.launch)
 
     @property
+    def shares_run_dir(self) -> bool:
+        """Whether all launchers of the run work in one run directory; otherwise each node has its own."""
+        return self.job.config.run_dir.shared or not self.shared_by_nodes
+
+    @property
+    def takes_a_free_name(self) -> bool:
+        """Whether it goes by the second of its start: one that began in the same second may have been faster."""
+        return not self.named and not self.shared_by_nodes
+
+    @property
     def ours(self) -> bool:
         """Whether nodes meet through ftrun's own rendezvous."""
         return nodes_choice.is_ours(self.launch)
@@ -111,11 +123,12 @@ class LaunchPlan:
             "schema_version": 1,
             "run_dir": str(self.run_dir.path),
             "run_id": self.run_id,
+            "shared_run_dir": self.shares_run_dir,
             "checkpoint_root": self.root,
             "storage_options": dict(self.job.config.checkpoint.options),
             "script": self.script,
             "script_args": self.script_args,
-            "state": "fresh" if self.fresh or not self.continues else "finished" if self.finished else "continues",
+            "state": "finished" if self.finished else "continues" if self.continues else "fresh",
             "resume": self.resume,
             "launch": {k: {"value": r.value, "origin": r.origin} for k, r in self.launch.items()},
             "job": to_json(self.job),
@@ -137,12 +150,20 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
     run_dir, run_id = _run_dir(line, job, launch, script, cwd)
     given_root = job.config.checkpoint.root
     root = _root(given_root, job.config.checkpoint.options) if given_root else str(run_dir.checkpoints)
+    opened = layout.Root.open(root, job.config.checkpoint.options)
+    apart = nodes_choice.may_be_several(launch) and not job.config.run_dir.shared
+    if apart:
+        nodes_apart.require_possible(launch, run_dir, opened if given_root else None, fresh=line.fresh)
     # A directory that ftrun didn't make is refused with --fresh too: it must not be moved aside.
     continues = run_dir.exists() and not line.fresh
     named = line.name is not None or job.config.name is not None
     if continues:
         run_id = _identity(run_dir, run_id, named=named)
     past = history.load(run_dir) if continues else None
+    resume = None if line.fresh else _resume(opened, run_id, past)
+    # A directory that was one of several nodes' own doesn't know the end of the run, of one node now or not.
+    own = apart or (continues and not run_dir.identity().get("shared_run_dir", True))
+    finished = not line.fresh and (_is_finished(opened, run_id) if own else past is not None and past.finished)
     return LaunchPlan(
         run_dir=run_dir,
         run_id=run_id,
@@ -154,8 +175,8 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
         named=named or line.run_dir is not None or _named_by_id(launch),
         fresh=line.fresh,
         continues=continues,
-        finished=past is not None and past.finished,
-        resume=None if line.fresh else _resume(layout.Root.open(root, job.config.checkpoint.options), run_id, past),
+        finished=finished,
+        resume=resume,
         limits=_limits(line, job, launch),
         contract=_contract(line, job, run_dir, run_id, root),
     )
@@ -257,7 +278,7 @@ def _run_dir(
         return RunDir(cwd / RUNS / run_id), run_id
     moment = timestamp()
     candidate, count = f"{base}/{moment}", 1
-    while (cwd / RUNS / candidate).exists():
+    while not is_free(cwd / RUNS / candidate):
         count += 1
         candidate = f"{base}/{moment}-{count}"
     return RunDir(cwd / RUNS / candidate), candidate
@@ -292,7 +313,7 @@ def _resume(root: layout.Root, run_id: str, past: history.History | None) -> str
             f"the checkpoint root {root.path} is a file, not a directory. Choose another with checkpoint.root."
         )
     try:
-        with told_if_slow(lambda text: print(f"ftrun: {text}", file=sys.stderr, flush=True), root):
+        with told_if_slow(_tell, root):
             commit = reader.resume_point(root, run_id).commit
     except UnreachableError:
         raise  # that passes: it is no mistake of the user's
@@ -301,6 +322,16 @@ def _resume(root: layout.Root, run_id: str, past: history.History | None) -> str
     if commit is None and past is not None and past.commits:
         raise NoValidCheckpoint(lost_commits(run_id, past.commits[-1].step, root.url))
     return str(commit.name) if commit is not None else None
+
+
+def _is_finished(root: layout.Root, run_id: str) -> bool:
+    """Whether the run is over, as its root says: a node's own events may not know what the others did after it."""
+    with told_if_slow(_tell, root):
+        return common.is_finished(root, run_id)
+
+
+def _tell(text: str) -> None:
+    print(f"ftrun: {text}", file=sys.stderr, flush=True)
 
 
 def lost_commits(run_id: str, step: int, root: str) -> str:

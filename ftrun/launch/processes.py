@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _REAP_SECONDS = 10.0
 _SETTLE_SECONDS = 0.1
+_SLICE_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 """Between two looks where the kernel can't say that a process has ended."""
 
@@ -146,7 +147,11 @@ class Workers(PContext):
             timeout = min(timeout, _POLL_SECONDS)
         if alarm is not None:
             self._poll_object.register(alarm, select.POLLIN)
-        self._poll_object.poll(max(0.0, timeout) * 1000)
+        until = time.monotonic() + timeout
+        # In slices: whoever is seen to do nothing for long stands still (see main_thread).
+        while not self._poll_object.poll(1000 * min(_SLICE_SECONDS, max(0.0, until - time.monotonic()))):
+            if time.monotonic() >= until:
+                break
         if alarm is not None:
             self._poll_object.unregister(alarm)
         now = time.time()

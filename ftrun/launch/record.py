@@ -108,11 +108,20 @@ class Record:
         told = ", ".join(f"{each.do} at step {each.at_step} on rank {each.rank}" for each in new)
         return replace(what, message="\n".join([f"{head} (injected: {told})", *rest]))
 
-    def recovered(self, seconds: Mapping[str, float], lost: int, step: int | None, *, failure: bool = True) -> None:
+    def recovered(
+        self,
+        seconds: Mapping[str, float],
+        lost: int,
+        step: int | None,
+        read: Mapping[str, int],
+        *,
+        failure: bool = True,
+    ) -> None:
         """The attempt after a failure, or after a change of nodes that was none, has completed its first step."""
         if failure:
-            self._log.write(events.Recovered(total=sum(seconds.values()), seconds=dict(seconds), lost_steps=lost))
-        self._console.training_again(step, seconds, lost, failure=failure)
+            total = sum(seconds.values())
+            self._log.write(events.Recovered(total, seconds=dict(seconds), lost_steps=lost, read=dict(read)))
+        self._console.training_again(step, seconds, lost, read, failure=failure)
         if self._fallen is not None:
-            postmortem.append_restart(self._plan.run_dir, self._fallen, seconds, lost, node=self._node)
+            postmortem.append_restart(self._plan.run_dir, self._fallen, seconds, lost, self._node, read)
             self._fallen = None

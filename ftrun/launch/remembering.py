@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,14 @@ from ftrun.health.marks import Mark, Sign
 from ftrun.health.memory import About, NodeMemory
 from ftrun.health.nodes_file import NodesFile
 from ftrun.health.standing import Rules, State
+from ftrun.launch import nodes_patience
 from ftrun.launch.failures import against_node
+from ftrun.launch.holding_back import HoldingBack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-    from ftrun.health.memory import Tell
+    from ftrun.health.memory import Note, Tell
     from ftrun.launch.evidence.model import Evidence
     from ftrun.launch.failures.failure import Failure
     from ftrun.launch.plan import LaunchPlan
@@ -40,16 +41,18 @@ def rules(nodes: Nodes) -> Rules:
     )
 
 
-def open_memory(plan: LaunchPlan, report: Callable[[str], None]) -> Remembering:
+def open_memory(plan: LaunchPlan, report: Callable[[str], None], note: Note | None = None) -> Remembering:
     """The memory of a run's nodes, for one launcher of it. Nothing is read or started yet.
 
     Args:
         plan: of the run.
         report: is told in words what is decided, on a thread of its own.
+        note: is given the same as entries, each with the host that it is about; on that thread.
     """
     least = int(str(plan.launch["nnodes"].value).partition(":")[0])
-    about = About(socket.gethostname(), rules(plan.job.config.health.nodes), least)
-    return Remembering(NodeMemory(NodesFile(plan.run_dir.nodes, report), about, report), about, report)
+    about = About(plan.node_name, rules(plan.job.config.health.nodes), least)
+    memory = NodeMemory(NodesFile(plan.run_dir.nodes, report), about, report, note=note)
+    return Remembering(memory, about, report)
 
 
 class Remembering:
@@ -66,6 +69,7 @@ class Remembering:
         self._about = about
         self._report = report
         self._attempt = 0
+        self._held_back: HoldingBack | None = None
 
     def may_join(self) -> str:
         """Whether this node may take part: empty, or why not. Before the first rendezvous.
@@ -87,13 +91,27 @@ class Remembering:
             return policy.told(self._about.host, where.exclusion, where.left)
         return ""
 
-    def start(self, exclude: Tell) -> None:
-        """Begin to say who is left out: at once, whenever it changes, and whoever has changed it.
+    def start(
+        self, exclude: Tell, members: Callable[[], Collection[str]], grace: float, *, shared: bool = True
+    ) -> None:
+        """Begin to say who is left out: whenever it changes, and whoever has changed it.
+
+        Of a node that takes part it is said when that one has left in order, or has had time enough for it.
 
         Args:
             exclude: takes hosts and reasons, all of them each time; called on a thread of its own.
+            members: host names of the round that stands.
+            grace: seconds that workers get to leave in order.
+            shared: all nodes of the run have this memory.
         """
-        self._memory.start(exclude)
+        patience = nodes_patience.to_leave(grace)
+        self._held_back = HoldingBack(exclude, members, self._about.host, patience, shared=shared)
+        self._memory.start(self._held_back.told)
+
+    @property
+    def left_out(self) -> str:
+        """Why this node, which takes part, is to leave; empty while it isn't."""
+        return self._held_back.own if self._held_back is not None else ""
 
     def begin(self, attempt: int) -> None:
         """What follows is of this attempt."""
@@ -127,5 +145,7 @@ class Remembering:
         return self._memory.excluded(within)
 
     def close(self) -> None:
-        """End its thread; two seconds at most."""
+        """End its threads; three seconds at most."""
         self._memory.close()
+        if self._held_back is not None:
+            self._held_back.close()

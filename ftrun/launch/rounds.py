@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ftrun.checkpoint import epochs, reader, resuming
+from ftrun.checkpoint import common, epochs, reader, resuming
 from ftrun.checkpoint.keeper.commit import roll_forward
 from ftrun.checkpoint.keeper.faults import Faults
 from ftrun.checkpoint.storage.base import UnreachableError, why
 from ftrun.config.units import format_duration
 from ftrun.errors import CheckpointError, FtrunError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
+from ftrun.launch import nodes_apart
 from ftrun.launch import plan as plans
 from ftrun.launch.bringing_in import BringingIn
 from ftrun.launch.gathering import Gathering
@@ -134,6 +135,8 @@ class Rounds:
             if told.error is not None:
                 raise (UsageError if told.mistake else CheckpointError)(told.error)
             self.current = told
+            if not self._plan.shares_run_dir:
+                self._plan.run_dir.enter_attempt(told.attempt, node)
         self.keeping.befriend(gathering, self.current.start)
         self.keeping.begin(self._epoch_record(self.current), node)
         return self.current
@@ -173,9 +176,9 @@ class Rounds:
         return chosen
 
     def _choose_patiently(self, gathering: Gathering) -> Round:
-        """A root that this launcher has used before may be away for a while: a restart waits for it."""
+        """A root that this launcher or others have used before may be away for a while: a restart waits for it."""
         patience = _ROOT_SECONDS if self._nodes == 1 else _ROOT_SECONDS_OF_MANY
-        deadline = time.monotonic() + (patience if self._begun > 1 else 0.0)
+        deadline = time.monotonic() + (patience if self._begun > 1 or not self._founds else 0.0)
         said = False
         while True:
             try:
@@ -228,7 +231,8 @@ class Rounds:
         chosen = Round(
             epoch=record.epoch,
             since=record.since,
-            attempt=self._plan.run_dir.next_attempt(),
+            # Where nodes share no run directory, the others may have numbers there that this node has never seen.
+            attempt=self._plan.run_dir.next_attempt(1 if self._plan.shares_run_dir else record.epoch),
             resume=name,
             resume_step=0,
             resume_world=None,
@@ -242,7 +246,15 @@ class Rounds:
         return replace(chosen, resume_step=point.name.step, resume_world=point.world_size, resume_sealed=point.sealed)
 
     def _require_the_root_we_know(self) -> None:
-        """A restart finds the note of the start before; without it another one would begin from nothing."""
+        """A restart finds the note of the start before; without it another one would begin from nothing.
+
+        A node that leads for the first time may have waited for hours, and its own events remember no commit.
+        """
+        if not self._plan.shares_run_dir and not nodes_apart.is_known(self._plan.run_dir, self._root):
+            self._root.epochs()  # what can't even be listed says why
+            raise _RootIsEmpty(
+                f"{self._root.url} is not the checkpoint root that this node found when it started: is it mounted?"
+            )
         if self.current is not None and not epochs.is_noted(self._root, self._epoch_record(self.current)):
             self._root.epochs()  # what can't even be listed says why
             raise _RootIsEmpty(
@@ -309,6 +321,18 @@ class Rounds:
         commits = history.load(self._plan.run_dir).commits
         if commits:
             raise _RootIsEmpty(plans.lost_commits(self._plan.run_id, commits[-1].step, self._plan.root))
+
+    def note_finished(self) -> None:
+        """All is done: nodes that share no run directory learn it from the checkpoint root. The first node says it."""
+        if self._plan.shares_run_dir or self.node != 0 or self.current is None:
+            return
+        try:
+            common.note_finished(self._root, self._plan.run_id, self.current.epoch)
+        except OSError as error:
+            self._console.warn(
+                f"{self._root.url} doesn't know that the run is finished ({why(error)}): the same command on all nodes "
+                "goes through its last checkpoint once more"
+            )
 
     def contract(self) -> WorkerContract:
         """What the workers of the current attempt are told."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
+from torch.distributed import DistError
 from torch.distributed.elastic import events as torch_events
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -21,6 +22,7 @@ from torch.distributed.launcher import api as launcher
 
 from ftrun.contract import ExitCode
 from ftrun.errors import FtrunError, UsageError
+from ftrun.health import as_events
 from ftrun.launch import family, nodes_end, nodes_traits, rendezvous
 from ftrun.launch.agent import UNLIMITED_RESTARTS, Agent
 from ftrun.launch.director import Director
@@ -28,6 +30,7 @@ from ftrun.launch.logs import RunLogs
 from ftrun.launch.nodes_choice import BACKEND
 from ftrun.launch.nodes_group import Group
 from ftrun.launch.nodes_others import Others
+from ftrun.launch.nodes_still import OtherNodes
 from ftrun.launch.remembering import open_memory
 from ftrun.rendezvous.handler import Excluded, Handler
 from ftrun.rendezvous.hosting import NotAdmitted
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from ftrun import events
     from ftrun.launch.console import Console
     from ftrun.launch.guard import Guard
+    from ftrun.launch.main_thread import Watchdog
     from ftrun.launch.output.outlets import Outlets
     from ftrun.launch.plan import LaunchPlan
     from ftrun.launch.standbys.standby import Standbys
@@ -54,11 +58,13 @@ class Beside:
         guard: outlives the agent if it is killed.
         standbys: parked processes, some of which may be under way for the first attempt.
         outlets: the launcher's own streams.
+        watchdog: watches the main thread.
     """
 
     guard: Guard
     standbys: Standbys
     outlets: Outlets
+    watchdog: Watchdog
 
 
 def supervise(
@@ -72,14 +78,15 @@ def supervise(
     spec, group = _specify(plan, settings, console)
     others = None
     if group is not None:
-        memory = open_memory(plan, console.warn)
+        memory = open_memory(plan, console.warn, lambda host, entry: as_events.write(log, host, entry))
         others = Others(plan, group, memory, console)
         if reason := memory.may_join():
             memory.close()
             return _excluded(reason, console)
-        group.remember(memory)
+        group.remember(memory, plan.grace, shared=plan.shares_run_dir)
     director = Director(plan, log, console, others)
     agent = _build(plan, settings, director, beside, spec, group)
+    _tell_watchdog(beside.watchdog, plan, group, agent)
     _keep_torch_quiet()
     family.adopt_orphans()
     agent.listen()
@@ -109,16 +116,32 @@ def supervise(
                 with group.absent():
                     director.close()
                 group.leave(str(error))
-    except (RendezvousError, FtrunError, OSError) as error:
+    except (RendezvousError, FtrunError, OSError, DistError) as error:
         torch_events.record(agent.get_event_failed(), handler)
         outcome, code = _after_error(error, plan, group, console)
+        _leave_word(error, spec.rdzv_handler, director)
+    except Exception as error:  # a mistake of ftrun's own: it is shown in full here, and the others are told which
+        _leave_word(error, spec.rdzv_handler, director)
+        raise
     finally:
         director.close()
         # As torch does: closing the rendezvous at a signal would keep other nodes from ever meeting there again.
         if not leaving:
             with contextlib.suppress(RendezvousError):
                 spec.rdzv_handler.shutdown()
+    if outcome == "finished":
+        if not director.drained:  # the end of the training is in memory alone, where a reboot would take it
+            return "left", ExitCode.TRY_AGAIN
+        with contextlib.suppress(SignalException):  # whoever is in a hurry doesn't wait for a storage
+            director.note_finished()
     return outcome, code
+
+
+def _tell_watchdog(watchdog: Watchdog, plan: LaunchPlan, group: Group | None, agent: Agent) -> None:
+    if group is not None:
+        watchdog.limit, watchdog.company = group.stall_timeout, OtherNodes(group, agent.worker_pids, agent.idle_pids)
+    elif plan.shared_by_nodes:
+        watchdog.limit = 0.0  # torch's own rendezvous waits for minutes at a time
 
 
 def _keep_torch_quiet() -> None:
@@ -130,9 +153,22 @@ def _keep_torch_quiet() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def _leave_word(error: Exception, handler: RendezvousHandler, director: Director) -> None:
+    """What the others report, should this node's end be the end of the run; and the post-mortem."""
+    if isinstance(handler, Handler):
+        handler.last_words = nodes_end.in_short(error)
+        if not isinstance(error, RendezvousError | NotAdmitted):  # otherwise the cause is elsewhere
+            director.broke(handler.last_words)
+
+
 def _after_error(
-    error: RendezvousError | FtrunError | OSError, plan: LaunchPlan, group: Group | None, console: Console
+    error: RendezvousError | FtrunError | OSError | DistError,
+    plan: LaunchPlan,
+    group: Group | None,
+    console: Console,
 ) -> tuple[str, int]:
+    if isinstance(error, DistError):
+        return nodes_end.unanswered(error, group, console)
     if group is not None and isinstance(error, RendezvousError):
         return nodes_end.after(error, group, console)
     if isinstance(error, RendezvousError):
@@ -146,7 +182,8 @@ def _after_error(
         console.say(f"[red]{escape(f'{error.filename or plan.run_dir.path}: {error.strerror or error}')}[/]")
         console.say("The launcher can't go on without it. Make room or mend it, and start again.")
     if group is not None and not isinstance(error, NotAdmitted):
-        group.close(str(error), code)
+        words = str(error) if isinstance(error, FtrunError) else nodes_end.in_short(error)
+        group.close(words.partition("\n")[0], code)
     return "failed", code
 
 

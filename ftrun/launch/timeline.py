@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ftrun.pulse import TIERS
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ftrun.pulse import Beat
 
@@ -54,6 +56,12 @@ class Clock:
         self._done, since = [], self._began
         self._began = 0.0
         return split(since, parts)
+
+
+def read(beats: Iterable[Beat]) -> dict[str, int]:
+    """Bytes of a checkpoint that some ranks have read together, by the tier that they came from."""
+    sums = (sum(sizes) for sizes in zip(*(beat.read for beat in beats), strict=True))
+    return {tier: size for tier, size in zip(TIERS, sums, strict=True) if size}
 
 
 def split(since: float, parts: Sequence[tuple[str, float]]) -> dict[str, float]:

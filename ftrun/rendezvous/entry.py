@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousInfo, RendezvousStoreInfo
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from ftrun.rendezvous.pulse import Pulse
 
 _SLICE = 0.25
-_STORE_SECONDS = 60.0
-"""Within which a round's first node has its store up."""
+_STORE_SECONDS = 90.0
+"""Within which a round's first node has its store up. A launcher that stands still is left out before that."""
 _REACH_SECONDS = 30.0
 """Within which the others reach it."""
+_TIMES = 3
+"""How many rounds in a row are tried, the first node of which isn't reached: with another one first, or without this
+node, it may be otherwise."""
 _PATIENCE = 30.0
 """For an answer of it. Workers use it, too, all at once, and it looks up the name of everybody who connects: that takes
-as long as the name server does. Whether its host lives is known from elsewhere."""
+as long as the name server does where ``/etc/hosts`` doesn't know it. Whether its host lives is known from elsewhere."""
 
 
 class Entry:
@@ -42,13 +45,14 @@ class Entry:
         self._shared = shared
         self._server: RoundServer | None = None
         self._store: RoundStore | None = None
+        self._in_vain = 0
 
     def enter(self, formed: Round) -> RendezvousInfo:
         """Reach the store of a round.
 
         Raises:
-            RoundBroken: the round is over already.
-            RendezvousConnectionError: its first node can't be reached.
+            RoundBroken: the round is over already, or its first node can't be reached.
+            RendezvousConnectionError: nor could that of some rounds before it.
         """
         rank = formed.rank_of(self._pulse.who.node)
         if rank is None:
@@ -69,9 +73,10 @@ class Entry:
         self._store = self._server = None
 
     def _serve(self, formed: Round) -> None:
-        self._server = RoundServer(shared=self._shared)
-        self._server.start()
-        address = Address(self._address(formed), self._server.port, self._server.master_port)
+        own = self._address(formed)
+        self._server = RoundServer(own, shared=self._shared)
+        self._server.start(self._pulse.tick)
+        address = Address(own, self._server.port, self._server.master_port)
         self._pulse.publish(Keys.store(formed.generation), address.encode())
 
     def _address(self, formed: Round) -> str:
@@ -98,19 +103,29 @@ class Entry:
         while True:
             line = Line(host, address.port, "ftrun-round-line", _PATIENCE)
             try:
-                line.open(until=self._pulse.disturbed)
+                line.open(until=self._disturbed, look=self._server is None)
             except LineDown as error:
                 self._require_standing()
                 if time.monotonic() >= deadline:
-                    first = formed.members[0].name
-                    raise RendezvousConnectionError(
-                        f"this node can't reach {first} at {address.host}, where the workers are to meet: {error}. "
-                        f"--local-addr on {first} gives another address."
-                    ) from error
+                    self._give_up(formed, address, error)
                 self._pulse.wait(_SLICE)
             else:
+                self._in_vain = 0
                 return RoundStore(line, self._pulse.disturbed)
 
+    def _give_up(self, formed: Round, address: Address, error: LineDown) -> NoReturn:
+        first = formed.members[0].name
+        text = f"this node can't reach {first} at {address.host}, where the workers are to meet: {error}"
+        self._in_vain += 1
+        if self._in_vain < _TIMES:
+            raise RoundBroken(text) from error
+        raise RendezvousConnectionError(f"{text}. --local-addr on {first} gives another address.") from error
+
     def _require_standing(self) -> None:
-        if reason := self._pulse.disturbed():
+        if reason := self._disturbed():
             raise RoundBroken(reason)
+
+    def _disturbed(self) -> str:
+        """Why the round is over, in words; asked again and again by a main thread that doesn't stand still."""
+        self._pulse.tick()
+        return self._pulse.disturbed()

@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import os
 import secrets
-import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from ftrun.rendezvous.model import Ending, Outcome, Phase
 from ftrun.rendezvous.pulse import Pulse
 from ftrun.rendezvous.reach import Reach
 from ftrun.rendezvous.round_store import RoundBroken
-from ftrun.rendezvous.waiting import Excluded, await_round
+from ftrun.rendezvous.waiting import Excluded, await_round, is_spare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,6 +52,7 @@ class Handler(RendezvousHandler):
     Attributes:
         alarm: a descriptor that becomes readable when :meth:`num_nodes_waiting` has something new to say; for a main
             loop that waits for other things, too. :meth:`num_nodes_waiting` makes it quiet again.
+        last_words: why this node ends, in words, should it end the run by that; set before :meth:`shutdown`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -62,6 +62,7 @@ class Handler(RendezvousHandler):
         self._entry: Entry | None = None
         self._left = False
         self._ended = False
+        self.last_words = ""
         self.alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     # What torch asks for
@@ -115,7 +116,8 @@ class Handler(RendezvousHandler):
 
     def set_closed(self) -> None:
         """End the run for all nodes."""
-        self.close(Outcome.FAILED, f"{socket.gethostname()} ended the run")
+        words = f": {self.last_words}" if self.last_words else " ended the run"
+        self.close(Outcome.FAILED, f"{self.name}{words}")
 
     def shutdown(self) -> bool:
         """End this node's part. A member of a round that still stands ends the run with it, as under torchrun."""
@@ -146,6 +148,34 @@ class Handler(RendezvousHandler):
             return False
         known = self._pulse.known
         return known.call is not None and known.call.growth and not known.trouble and known.ending is None
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Host names of the round that stands. Any thread.
+
+        None once the run is over, and while nodes meet for another reason than growth, in which workers leave in order.
+        """
+        known = self._pulse.known if self._pulse is not None else None
+        if known is None or known.round is None or known.state is None or known.ending is not None:
+            return ()
+        in_order = known.call is not None and known.call.growth
+        stands = known.round.generation == known.state.generation and (in_order or not known.state.called)
+        return tuple(each.name for each in known.round.members) if stands else ()
+
+    @property
+    def name(self) -> str:
+        """What this node is called."""
+        return self._hosting.who.name
+
+    @property
+    def stall_timeout(self) -> float:
+        """Seconds after which a main thread that isn't seen stands still; 0 for never."""
+        return self._settings.timing.stall
+
+    @property
+    def spare(self) -> bool:
+        """Whether the others are at work, and this node waits. Any thread."""
+        return self._pulse is not None and self._pulse.phase is Phase.READY and is_spare(self._pulse.known)
 
     @property
     def hosts(self) -> bool:
@@ -214,7 +244,7 @@ class Handler(RendezvousHandler):
             if self._settings.failover:
                 self._hand_over(pulse)
             else:
-                self.close(Outcome.FAILED, f"{socket.gethostname()}, which hosts the rendezvous, left: {reason}")
+                self.close(Outcome.FAILED, f"{self.name}, which hosts the rendezvous, left: {reason}")
         self._stop()
 
     @staticmethod
@@ -238,6 +268,29 @@ class Handler(RendezvousHandler):
             hosts: host names, and why. All of them: who was in it before and is no longer may come again.
         """
         self._hosting.exclude(hosts)
+
+    def stand_still(self, where: str) -> None:
+        """Tell the others that this process's main thread stands still. Any other thread.
+
+        Args:
+            where: in words; empty where it goes on.
+        """
+        if self._pulse is not None:
+            self._pulse.stand_still(where)
+
+    @property
+    def left_behind(self) -> str:
+        """Why the others wait for this node no more, in words; empty while they do. Any thread."""
+        if self._pulse is None:
+            return ""
+        standing, known = self._pulse.look()
+        if known.ending is not None:
+            return "the run is over"
+        if standing.phase is Phase.GONE:
+            return "this node has left"
+        if standing.phase is Phase.READY:
+            return "the others went on without this node" if is_spare(known) else ""
+        return standing.disturbance(known)
 
     def hold_growth(self, *, hold: bool) -> None:
         """Let nodes that would make the world larger wait for a moment at which little is lost.
@@ -290,6 +343,7 @@ def register(
     traits: dict[str, str],
     report: Callable[[str], None],
     notes: Path | None = None,
+    name: str = "",
 ) -> None:
     """Make torch find the handler under its name.
 
@@ -298,5 +352,6 @@ def register(
         traits: what must be the same on all nodes, by name.
         report: is told in words what the leader decides, on a thread of its own, and what this node waits for.
         notes: a directory shared by all nodes, in which the leader writes where it is; None where there is none.
+        name: of this node; its host's name where it is empty.
     """
-    registry.register(BACKEND, lambda parameters: Handler(reading.read(parameters, traits, report, notes)))
+    registry.register(BACKEND, lambda parameters: Handler(reading.read(parameters, traits, report, notes, name)))

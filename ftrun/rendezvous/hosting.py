@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftrun.errors import UsageError
@@ -20,6 +20,8 @@ from ftrun.rendezvous.shelf import Server
 from ftrun.rendezvous.wire import LineDown
 
 if TYPE_CHECKING:
+    import socket
+
     from ftrun.rendezvous.member import Inheritance
     from ftrun.rendezvous.note import Note
     from ftrun.rendezvous.settings import Settings
@@ -51,7 +53,7 @@ class Hosting:
         self._founding: Founding | None = None
         self._excluded: dict[str, str] = {}
         self._hold_growth = False
-        self.who = Who(node, socket.gethostname(), settings.local_addr or "", 0, settings.traits)
+        self.who = Who(node, settings.name, settings.local_addr or "", 0, settings.traits)
         self.endpoints = settings.endpoints
         shares = settings.notes is not None and settings.failover
         self.board = Board(settings.notes, settings.run_id) if settings.notes is not None and shares else None
@@ -147,7 +149,8 @@ class Hosting:
             raise RuntimeError("it serves no store")
         self._retire()
         settings, server = self._settings, self._server
-        serving = Serving(server, settings.run_id, settings.terms, who, settings.report, inheritance, remembered)
+        terms = replace(settings.terms, witness=settings.terms.quorum and self.board is not None)
+        serving = Serving(server, settings.run_id, terms, who, settings.report, inheritance, remembered)
         self._instruct(serving)
         serving.start()
         self._serving = serving
@@ -211,6 +214,6 @@ class Hosting:
                 mine = [each for each in endpoint.resolve(where.host) if endpoint.is_mine(each)]
                 if mine:
                     return place, mine
-            if where.host == self.who.name:
+            if where.host == self.who.machine:
                 return place, []
         return 0 if self._settings.is_host else None, []

@@ -22,6 +22,8 @@ class Keys:
 
     TRIAL = "ftrun/trial"
     """The :class:`Trial` that the leader has asked for last."""
+    CLOCK = "ftrun/clock"
+    """The wall clock of the process that serves the store, in seconds since 1970. It is shown, nothing goes by it."""
 
     @staticmethod
     def reach(node: str) -> str:

@@ -13,12 +13,14 @@ twice, or missing what was in between, does no harm.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ftrun.rendezvous.actions import Asked, Called, Ended, Formed, Parted, Refused
 from ftrun.rendezvous.model import Beat, Ending, Outcome, Phase, Refusal, Round
 from ftrun.rendezvous.preflight import Preflight, brief
-from ftrun.rendezvous.seen import Seen, has_most
+from ftrun.rendezvous.quorum import Quorum
+from ftrun.rendezvous.seen import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,6 +34,8 @@ _LONGEST_LOOK = 0.25
 
 _SECONDS_A_COMER = 0.02
 _HANDS_OVER_SECONDS = 5.0
+_OTHERS_FOLLOW = 2.0
+"""Seconds in which all nodes say that they stand still whom the same storage holds up."""
 _HOST_NOTICES = 0.4
 """Of the time after which a node is lost: how much later than a node that is cut off its host notices a cut."""
 
@@ -66,9 +70,8 @@ class Leader:
         self._departed: list[str] = []  # in words, since the latest round
         self._gone: list[str] = []  # those of them that left on purpose
         self._told_gone = 0  # how many of these the call names
-        self._base: dict[str, Who] = {}  # of whom most have to be in the next round
-        self._incumbent = True  # it has formed the latest round itself
-        self._new_host = False
+        self._quorum = Quorum(terms, host.node)
+        self._new_host: list[str] = []  # what it has taken over, in words, until that is told
         self._host_left_at: float | None = None
         self._preflight = Preflight()
         self._parted = ""  # pairs that don't reach each other, as told last
@@ -106,16 +109,19 @@ class Leader:
         """
         if last.generation <= self.generation:
             return
-        for each in last.members:
+        gone = set(left)
+        stay = [each for each in last.members if each.node not in gone]
+        for each in stay:
             # Until it comes itself, for as long as a silent node has.
             known = self._nodes.setdefault(each.node, Seen(each, Beat(-1, Phase.RUNNING, last.generation)))
             known.lost = known.lost or each.node == host
         self.generation = last.generation
-        self._members = [each.node for each in last.members]
-        self._base = {each.node: each for each in last.members if each.node not in set(left)}
-        self._incumbent = self._starved = False
-        self._gone = list(left)
-        self._new_host = True
+        self._members = [each.node for each in stay]
+        self._quorum.begin(last, stay, incumbent=False)
+        self._starved = False
+        self._gone = [each.node for each in last.members if each.node in gone]
+        words = [f"{each.name} left" for each in last.members if each.node in gone]
+        self._new_host = ["the rendezvous has a new host", *words]
         self._not_before = self._clock + (_HOST_NOTICES * self._terms.lost_after if silent else 0.0)
         self.called = ""
         # A host that was stopped or cut off just then may have formed one more, which nobody here has seen: two rounds
@@ -137,6 +143,7 @@ class Leader:
         if seen.last is not None:
             self.inherit(seen.last)
         self._reports = seen.reports
+        self._quorum.hear(seen.claim)
         actions = [*self._admit(seen), *self._exclude(seen.excluded)]
         self._update(seen.beats, passed)
         if self.ending is None:
@@ -163,15 +170,18 @@ class Leader:
         """What it has asked nodes to try."""
         return self._preflight.trial
 
+    @property
+    def wanted(self) -> str:
+        """Key of the round that it would claim; empty for none."""
+        return self._quorum.wanted
+
     def lobby(self) -> str:
         """What a round waits for, in words."""
         here = [each.who.name for each in self._candidates()]
         late = [each.who.name for each in self._stopping()]
         text = f"{len(here)} of at least {self._terms.min_nodes} nodes are here ({brief(here, 16, ', ') or 'none'})"
-        if self._base and not self._quorate(self._candidates()):
-            text += f", and of the last round's {len(self._base)} members more than half have to be"
-            if len(self._base) == 2:
-                text += " (--rdzv-conf quorum=0 lets one of two go on alone, which is safe where no cut parts them)"
+        if self._quorum.base and not self._quorate(self._candidates()):
+            text += f", and {self._quorum.lacks()}"
         if late:
             text += f"; {brief(late, 16, ', ')} still stop{'s' if len(late) == 1 else ''} workers"
         return "; ".join(
@@ -236,7 +246,16 @@ class Leader:
             if beat.phase is Phase.READY:
                 known.late = False
             known.beat = beat
+            known.still = known.still + passed if beat.stuck else 0.0
             self._seen_generation = max(self._seen_generation, beat.generation)
+        self._judge_still()
+
+    def _judge_still(self) -> None:
+        """Note whose main thread stands still alone. Where most do, it is the storage, and all go on when that does."""
+        here = [each for each in self._current() if not each.lost and each.beat.phase is not Phase.GONE]
+        most = 2 * sum(each.beat.stuck for each in here) > len(here)
+        for known in self._nodes.values():
+            known.stands_still = known.still >= _OTHERS_FOLLOW and not (most and known in here)
 
     # What follows
 
@@ -244,9 +263,10 @@ class Leader:
         if seen.ending is not None:
             yield self._end(seen.ending)
             return
-        reasons = [*self._departures(seen.excluded), *self._fallen()]
+        fallen = self._fallen()
+        reasons = [*self._departures(seen.excluded), *fallen]
         if self._new_host:
-            reasons, self._new_host = ["the rendezvous has a new host", *reasons], False
+            reasons, self._new_host = [*self._new_host, *reasons], []
         if not self.called and not reasons and self._all_finished():
             yield self._end(Ending(Outcome.FINISHED, "all nodes have finished"))
             return
@@ -260,6 +280,8 @@ class Leader:
         if reasons and not self.called:
             self.called, self._called_at, self._enough_since = brief(reasons, 8, ", "), self._clock, None
             self._growing, self._told_gone = growing, len(self._gone)
+            if fallen == reasons:  # and nothing else explains it
+                self._preflight.doubt()
             yield Called(self.generation, self.called, tuple(self._gone), growing)
         elif reasons and self._growing and self._departed:  # somebody is lost while workers leave in order
             self.called, self._growing = brief(self._departed, 8, ", "), False
@@ -285,7 +307,7 @@ class Leader:
                 continue
             self._members.remove(node)
             if known.beat.phase is Phase.GONE or node in self._refused:  # whoever is excluded has to go
-                self._base.pop(node, None)
+                self._quorum.without(node)
                 self._host_left_at = self._clock if node == self._host.node else self._host_left_at
                 self._gone.append(node)
             reasons.append(known.why_gone(excluded))
@@ -336,11 +358,12 @@ class Leader:
                 known.late = True
             self._departures({})
         ready = self._candidates()
-        if not self._base:  # the first round begins with the host, whoever came first
+        if not self._quorum.base:  # the first round begins with the host, whoever came first
             ready.sort(key=lambda each: each.who.node != self._host.node)
         if len(ready) < self._terms.min_nodes or not self._quorate(ready):
             # After a change of the host nobody waits for more than most: who comes late is taken in later.
-            self._starved, self._enough_since = self._incumbent, None
+            claims = self._claims(ready)
+            self._starved, self._enough_since = self._quorum.incumbent and not claims, None
             return
         if self._enough_since is None:
             self._enough_since = self._clock
@@ -356,10 +379,12 @@ class Leader:
         yield from self._tell_parted()
         if len(fit) >= self._terms.min_nodes and self._quorate(fit):
             yield self._formed(fit[: self._terms.max_nodes])
+        else:
+            self._claims(fit)
 
     def _ask(self, nodes: list[Seen]) -> Iterable[Action]:
         """Have nodes that have never met try to reach each other."""
-        if self._terms.preflight and self._preflight.ask([each.who for each in nodes], self._base, self._clock):
+        if self._terms.preflight and self._preflight.ask([each.who for each in nodes], self._quorum.base, self._clock):
             yield Asked(self._preflight.trial)
 
     def _fit(self, nodes: list[Seen]) -> list[Seen]:
@@ -367,9 +392,10 @@ class Leader:
         who = [each.who for each in nodes]
         if not self._terms.preflight:
             return nodes
-        if not self._preflight.settled(who, self._reports, self._base, self._clock):
+        together = self._quorum.base
+        if not self._preflight.settled(who, self._reports, together, self._clock):
             return []
-        kept = {each.node for each in self._preflight.fit(who, self._reports, self._base, self._host.node)}
+        kept = {each.node for each in self._preflight.fit(who, self._reports, together, self._host.node)}
         return [each for each in nodes if each.who.node in kept]
 
     def _tell_parted(self) -> Iterable[Action]:
@@ -380,17 +406,20 @@ class Leader:
                 yield Parted(parted)
 
     def _quorate(self, ready: list[Seen]) -> bool:
-        """Whether most of those are there who would otherwise be able to go on without this leader."""
-        host = self._host.node if self._incumbent else ""
-        return not self._terms.quorum or has_most([each.who for each in ready], self._base, host)
+        return self._quorum.holds([each.who for each in ready])
+
+    def _claims(self, ready: list[Seen]) -> bool:
+        return self._quorum.claims([each.who for each in ready], self._clock, self._not_before)
 
     def _formed(self, ready: list[Seen]) -> Formed:
         generation = max(self.generation, self._seen_generation) + 1 + self._passed_over
         self._passed_over = 0
-        formed = Round(generation, tuple(each.who for each in ready), self.called)
+        # Traits are compared where nodes are admitted, and are much to send to everybody.
+        formed = Round(generation, tuple(replace(each.who, traits={}) for each in ready), self.called)
+        self._preflight.trust()
+        self._quorum.begin(formed, formed.members, incumbent=True)
         self.generation, self.called = generation, ""
         self._members = [each.who.node for each in ready]
-        self._base, self._incumbent = {each.who.node: each.who for each in ready}, True
         self._starved, self._enough_since, self._departed, self._gone = False, None, [], []
         self._told_gone = 0
         return Formed(formed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import os
 import queue
 import socket
@@ -25,7 +26,7 @@ from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.wire import Deserted, LineDown, Silent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -35,9 +36,9 @@ _SLICE = 0.1
 _JOIN_SECONDS = 0.25
 """A thread that is longer in a call than this, after its socket was shut, is left to :func:`settle`."""
 _SETTLE_SLICE = 0.05
-_RETRY_FOR = dt.timedelta(seconds=0.2)
-"""Torch tries again where a connection is refused, for about a second more than it is told. That one waits longer for
-an answer is up to the caller: torch has no limit for that."""
+_RETRY_FOR = dt.timedelta(seconds=0.5)
+"""Torch tries again where a connection is refused or takes its time, for about a second more than it is told. That one
+waits longer for an answer is up to the caller: torch has no limit for that."""
 
 _CONNECTING: defaultdict[tuple[str, int], threading.Lock] = defaultdict(threading.Lock)
 
@@ -50,8 +51,25 @@ def connecting(address: str, port: int) -> threading.Lock:
     return _CONNECTING[address, port]
 
 
-_STRAGGLERS: list[Line] = []
-"""Closed lines whose threads are still in a call."""
+_STRAGGLERS: list[Line | Straggler] = []
+"""Closed lines and others whose threads are still in a call."""
+
+
+@dataclass(eq=False)
+class Straggler:
+    """A thread in a call to a store that nobody waits for any more."""
+
+    thread: threading.Thread
+
+    def ends(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+
+def leave_behind(thread: threading.Thread) -> None:
+    """Leave a thread that is in a call to a store to :func:`settle`."""
+    _STRAGGLERS.append(Straggler(thread))
 
 
 def settle(seconds: float) -> bool:
@@ -99,15 +117,17 @@ class Line:
         self._store: TCPStore | None = None
         self._others: set[int] | None = None  # sockets to the same store that were there before, by inode
         self._mine: set[int] = set()
+        self._shutting = threading.Lock()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._open = False
 
-    def open(self, until: Callable[[], object] | None = None) -> None:
+    def open(self, until: Callable[[], object] | None = None, *, look: bool = True) -> None:
         """Connect.
 
         Args:
             until: asked now and then; it is waited for no longer once this says something true.
+            look: see first whether somebody listens; otherwise that is known.
 
         Raises:
             LineDown: nobody who speaks the store's language answers there in time.
@@ -116,8 +136,10 @@ class Line:
         self._open = True
         self._thread.start()
         try:
-            # Torch tries again and again where a connection is refused; a look beforehand knows at once.
-            self._do(lambda: endpoint.probe(self._address, self._port, self.patience), 2 * self.patience, until)
+            # Torch tries again and again where a connection is refused, and says so; a look beforehand knows at once.
+            # (It costs the server the time to look up a name.)
+            if look:
+                self._do(lambda: endpoint.probe(self._address, self._port, self.patience), 2 * self.patience, until)
             self._do(self._connect, self.patience, until)
         except BaseException:
             self.close()
@@ -183,27 +205,25 @@ class Line:
         return False
 
     def _shut(self) -> None:
-        others = self._others
-        if others is None:
-            return  # it hasn't begun to connect
-        for inode, number in self._sockets():
-            if inode in self._mine or (not self._mine and inode not in others):
-                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-                    connection.shutdown(socket.SHUT_RDWR)
+        with self._shutting:
+            others = self._others
+            if others is None:
+                return  # it hasn't begun to connect, or has in vain
+            for inode, connection in self._sockets():
+                if inode in self._mine or (not self._mine and inode not in others):
+                    with contextlib.suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
 
-    def _sockets(self) -> list[tuple[int, int]]:
-        """Connections of this process to the store, by inode and descriptor."""
-        found = []
+    def _sockets(self) -> Iterator[tuple[int, socket.socket]]:
+        """Connections of this process to the store, by inode; closed when the next one is asked for.
+
+        Each is a copy of its own: the number that it was found at may be another's a moment later.
+        """
         for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError, ValueError):
-                link = os.readlink(f"/proc/self/fd/{name}")
-                if not link.startswith("socket:["):
-                    continue
-                with socket.socket(fileno=os.dup(int(name))) as connection:
-                    address, port = connection.getpeername()[:2]
+            with contextlib.suppress(OSError, ValueError), _copy(name) as connection:
+                address, port = connection.getpeername()[:2]
                 if port == self._port and address.removeprefix("::ffff:") == self._address:
-                    found.append((int(link[8:-1]), int(name)))
-        return found
+                    yield os.fstat(connection.fileno()).st_ino, connection
 
     # On the line's thread
 
@@ -221,11 +241,32 @@ class Line:
         with connecting(self._address, self._port):
             if not self._open:
                 return  # it was waited for in vain
-            self._others = {inode for inode, _ in self._sockets()}
-            store = TCPStore(self._address, self._port, is_master=False, wait_for_workers=False, timeout=_RETRY_FOR)
-            store.set_timeout(dt.timedelta(seconds=self.patience))
-            self._store = store
-            self._mine = {inode for inode, _ in self._sockets()} - self._others
+            others = self._others = {inode for inode, _ in self._sockets()}
+            mine: set[int] | None = None
+            try:
+                store = TCPStore(self._address, self._port, is_master=False, wait_for_workers=False, timeout=_RETRY_FOR)
+                store.set_timeout(dt.timedelta(seconds=self.patience))
+                self._store = store
+                mine = {inode for inode, _ in self._sockets()} - others
+            finally:
+                with self._shutting:  # before anybody else connects: from here on what is new there is another's
+                    self._mine, self._others = mine or set(), others if mine is not None else None
+
+
+def _copy(name: str) -> socket.socket:
+    """A socket of this process, by the name of its descriptor.
+
+    Raises:
+        OSError: it is none, or gone.
+    """
+    if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:["):
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+    copy = os.dup(int(name))
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _is_connection(error: BaseException) -> bool:

@@ -82,7 +82,7 @@ def look(texts: Texts, errand: Errand) -> Known:
         more = [*_about(known, state.generation), Keys.call(state.generation)]
         found.update(zip(more, texts.exchange((), more), strict=True))
     if state.trial and (known.trial is None or known.trial.number != state.trial):
-        known = dataclasses.replace(known, trial=Trial.decode(texts.exchange((), (Keys.TRIAL,))[0] or "[0, []]"))
+        known = dataclasses.replace(known, trial=Trial.decode(texts.exchange((), (Keys.TRIAL,))[0] or Trial().encode()))
     known = dataclasses.replace(known, state=state, moved=found[Keys.MOVED] or "", trouble="")
     known = _round(known, found, state.generation)
     known = dataclasses.replace(known, call=_call(known, found, state))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Changes with every change to what is written here."""
 
 
@@ -46,6 +47,7 @@ class Terms:
         quorum: a round needs most members of the one before it; see :meth:`~ftrun.rendezvous.leader.Leader.inherit`.
         gather: how long growth waits for more that join, from the last one that came; ten times as long in all.
         preflight: nodes that meet for the first time try to reach each other; see :mod:`~ftrun.rendezvous.preflight`.
+        witness: a shared directory says which of two halves goes on; see :mod:`~ftrun.rendezvous.tie`.
     """
 
     min_nodes: int
@@ -56,6 +58,7 @@ class Terms:
     quorum: bool = True
     gather: float = 0.0
     preflight: bool = False
+    witness: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,11 @@ class Who:
     address: str
     port: int = 0
     traits: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def machine(self) -> str:
+        """Name of its host: several nodes of a run may be there, numbered."""
+        return machine(self.name)
 
     def encode(self) -> str:
         """As text."""
@@ -96,6 +104,7 @@ class Beat:
         generation: the last round that it took up, 0 for none.
         stuck: its main thread hasn't been seen for longer than it should take.
         informed: it knows that the run is over.
+        where: its main thread stands still, in words; empty where that isn't known.
     """
 
     count: int
@@ -103,16 +112,17 @@ class Beat:
     generation: int
     stuck: bool = False
     informed: bool = False
+    where: str = ""
 
     def encode(self) -> str:
         """As text."""
-        return f"{self.count} {self.phase} {self.generation} {self.stuck:d} {self.informed:d}"
+        return f"{self.count} {self.phase} {self.generation} {self.stuck:d} {self.informed:d} {self.where}".rstrip()
 
     @classmethod
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
-        count, phase, generation, stuck, informed = text.split()[:5]
-        return cls(int(count), Phase(phase), int(generation), stuck == "1", informed == "1")
+        count, phase, generation, stuck, informed, *where = text.split(maxsplit=5)
+        return cls(int(count), Phase(phase), int(generation), stuck == "1", informed == "1", "".join(where))
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,12 @@ class Round:
     generation: int
     members: tuple[Who, ...]
     reason: str
+
+    @property
+    def key(self) -> str:
+        """Tells it from every other round of this run, those of its earlier lives included."""
+        nodes = " ".join(each.node for each in self.members)
+        return f"{self.generation:08}-{hashlib.sha256(nodes.encode()).hexdigest()[:12]}"
 
     def rank_of(self, node: str) -> int | None:
         """A node's rank in it, None for one that isn't in it."""
@@ -275,6 +291,11 @@ class Refusal:
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
         return cls(**_known(cls, text))
+
+
+def machine(name: str) -> str:
+    """The host's part of a node's name."""
+    return name.partition("#")[0]
 
 
 def _known(kind: Any, text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from ftrun import durable
 from ftrun.rendezvous.model import Who
 
 if TYPE_CHECKING:
@@ -111,6 +112,19 @@ class Board:
             os.replace(temporary, self._directory / _NAME)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def claim(self, key: str, node: str) -> bool:
+        """Be the first to claim something, for good; whether this node is. Twice is no error.
+
+        Raises:
+            OSError: the filesystem doesn't say.
+        """
+        path, mine = self._directory / f"half-{key}", f"{self._run_id} {node}\n".encode()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            durable.create(path, mine)
+        # Not every filesystem keeps its word about files that can be made once: what lies there says who was first.
+        return path.read_bytes() == mine
 
     def clear(self, leader: str) -> None:
         """Take the note of a leader away whose run is over."""

@@ -1,4 +1,7 @@
-"""The leader keeps the note of its run, on a thread of its own: a shared filesystem may stand still for minutes."""
+"""The leader keeps the note of its run, on a thread of its own: a shared filesystem may stand still for minutes.
+
+What else it has to do in the shared directory, it does there, too: claim a round of which half is left.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.note import Note
+from ftrun.rendezvous.tie import Claim
 
 if TYPE_CHECKING:
     from ftrun.rendezvous.note import Board
@@ -49,6 +53,9 @@ class Noting:
     def _run(self) -> None:
         serving, due, written = self._serving, 0.0, -1
         while serving.leads and not self._stop.is_set():
+            if key := serving.wanted:
+                with contextlib.suppress(OSError):  # it is tried again, and without an answer nobody goes on
+                    serving.claim = Claim(key, won=self._board.claim(key, serving.job.node))
             if serving.latest != written or time.monotonic() >= due:
                 written, due = serving.latest, time.monotonic() + _EVERY_SECONDS
                 with contextlib.suppress(OSError):  # it is tried again; without a note all goes on as it would anyway

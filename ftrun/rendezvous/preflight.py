@@ -2,9 +2,11 @@
 
 The leader asks, all at once, and nodes try on threads of their own (:mod:`~ftrun.rendezvous.trying`); workers
 that run go on meanwhile. Members of one round have met each other, and aren't asked again: a node that is lost costs no
-time here. Of up to 32 nodes every pair is tried, in both directions. Of more each node tries the first one, its
-neighbours and the one half-way round: a node that is cut off shows up in that, a single broken pair of a large number
-may not. (All pairs of a thousand nodes would fill the kernels' tables of neighbours, and be a fault of their own.)
+time here. Only where workers have fallen all are tried once more: it may be that two members don't reach each other any
+more, which their workers need, and nobody else notices. Of up to 32 nodes every pair is tried, in both directions. Of
+more each node tries the first one, its neighbours and the one half-way round: a node that is cut off shows up in that,
+a single broken pair of a large number may not. (All pairs of a thousand nodes would fill the kernels' tables of
+neighbours, and be a fault of their own.)
 
 What is decided here has no input, no output and no clock.
 """
@@ -35,20 +37,23 @@ class Trial:
     Attributes:
         number: counts up.
         nodes: who is to be tried.
+        anew: those, too, that were reached before.
     """
 
     number: int = 0
     nodes: tuple[Who, ...] = ()
+    anew: bool = False
 
     def encode(self) -> str:
         """As text."""
-        return json.dumps([self.number, [[each.node, each.name, each.address, each.port] for each in self.nodes]])
+        nodes = [[each.node, each.name, each.address, each.port] for each in self.nodes]
+        return json.dumps([self.number, nodes, self.anew])
 
     @classmethod
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
-        number, nodes = json.loads(text)
-        return cls(number, tuple(Who(*each) for each in nodes))
+        number, nodes, anew = json.loads(text)
+        return cls(number, tuple(Who(*each) for each in nodes), anew)
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,16 @@ class Preflight:
         self.trial = Trial()
         self.broken: list[Broken] = []
         self._asked_at = 0.0
+        self._doubts = False
+        self._stale = 0  # the last trial before the doubts
+
+    def doubt(self) -> None:
+        """Try members, too, that have met before, until :meth:`trust`."""
+        self._doubts, self._stale = True, self.trial.number
+
+    def trust(self) -> None:
+        """A round has formed: its members have met."""
+        self._doubts = False
 
     def ask(self, nodes: Sequence[Who], together: Collection[str], now: float) -> bool:
         """Ask for what isn't known of these. Returns whether that is news to publish.
@@ -129,10 +144,11 @@ class Preflight:
             together: identities of those who have met in the last round.
             now: the leader's clock.
         """
-        strangers = {each.node for each in nodes} - set(together)
-        if len(nodes) < 2 or not strangers or strangers <= {each.node for each in self.trial.nodes}:
+        strangers = {each.node for each in nodes} - self._met(together)
+        asked = set() if self._doubts and self.trial.number <= self._stale else {each.node for each in self.trial.nodes}
+        if len(nodes) < 2 or not strangers or strangers <= asked:
             return False
-        self.trial = Trial(self.trial.number + 1, tuple(nodes))
+        self.trial = Trial(self.trial.number + 1, tuple(nodes), self._doubts)
         self._asked_at = now
         return True
 
@@ -140,7 +156,7 @@ class Preflight:
         self, nodes: Sequence[Who], reports: Mapping[str, Report], together: Collection[str], now: float
     ) -> bool:
         """Whether all of these have answered, or had the time to."""
-        if {each.node for each in nodes} <= set(together) or now - self._asked_at >= ANSWER_SECONDS:
+        if {each.node for each in nodes} <= self._met(together) or now - self._asked_at >= ANSWER_SECONDS:
             return True
         wanted = {each.node for each in nodes}
         asked = wanted & {each.node for each in self.trial.nodes}
@@ -169,7 +185,7 @@ class Preflight:
             for each in nodes
             if each.node in reports
             for other, why in reports[each.node].failed.items()
-            if other in known and not {each.node, other} <= set(together)
+            if other in known and not {each.node, other} <= self._met(together)
         ]
         kept, pairs = list(nodes), list(self.broken)
         while pairs:
@@ -179,3 +195,6 @@ class Preflight:
             kept = [each for each in kept if each.node != out]
             pairs = [pair for pair in pairs if out not in (pair.one.node, pair.other.node)]
         return kept
+
+    def _met(self, together: Collection[str]) -> set[str]:
+        return set() if self._doubts else set(together)

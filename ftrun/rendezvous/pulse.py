@@ -68,6 +68,7 @@ class Pulse:
         self._beat_at = self._lobby_at = 0.0
         self._idle = 0.0
         self._watched = False
+        self._where = ""  # the main thread stands still there
         self._leader_silent = 0.0
         self._trying = Trying(who.node, lambda found: self.publish(Keys.reach(who.node), found.encode()))
         self.who = who
@@ -140,6 +141,12 @@ class Pulse:
             watched: it will be back soon; otherwise it may stay away for long.
         """
         self._idle, self._watched = 0.0, watched
+
+    def stand_still(self, where: str) -> None:
+        """The main thread stands still, in words where; it goes on where they are empty. Any other thread."""
+        with self._changed:
+            self._where = " ".join(where.split())
+            self._wake()
 
     def wait(self, seconds: float) -> None:
         """Wait for news, or for so long."""
@@ -234,9 +241,10 @@ class Pulse:
         with self._changed:
             self._count += 1
             standing = self._standing
-            stuck = self._watched and standing.phase is Phase.RUNNING and 0 < self._timing.stall < self._idle
+            idle = self._watched and standing.phase is Phase.RUNNING and 0 < self._timing.stall < self._idle
+            stuck = idle or bool(self._where)
             informed = self.known.ending is not None
-            return Beat(self._count, standing.phase, standing.generation, stuck, informed).encode()
+            return Beat(self._count, standing.phase, standing.generation, stuck, informed, self._where).encode()
 
     def _errand(self, passed: float) -> Errand:
         with self._changed:
@@ -270,7 +278,7 @@ class Pulse:
             before = (self._standing.disturbance(self.known), self.known.ending)
             standing = self._standing.take_up(self.who.node, known)
             if standing != self._standing:
-                self._idle, self._watched = 0.0, False
+                self._idle = 0.0
                 self._said += 1  # the leader is told at once
             if (standing, known) != (self._standing, self.known):
                 self._standing, self.known = standing, known

@@ -21,7 +21,7 @@ from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.keys import Keys
 from ftrun.rendezvous.look import announce
 from ftrun.rendezvous.member import Inheritance, Known, heirs
-from ftrun.rendezvous.model import PROTOCOL, Job, Outcome, State, Who
+from ftrun.rendezvous.model import PROTOCOL, Job, Outcome, State, Who, machine
 from ftrun.rendezvous.visiting import AnotherRun, Home, Moved, NobodyLeads, NotWelcome, Reached, Visitor
 from ftrun.rendezvous.wire import Deserted, LineDown, Wire
 
@@ -185,7 +185,7 @@ class Reach:
         if self._note is None:
             raise LineDown("")
         places = [place for place in self._note.places if not self._home.owns(*place)]
-        if self._note.name != visitor.who.name:  # what a machine calls itself means something else here
+        if machine(self._note.name) != visitor.who.machine:  # what a machine calls itself means something else here
             places = [place for place in places if not endpoint.is_loopback(place[0])]
         deserted, began = 0, time.monotonic()
         for _ in places:

@@ -10,23 +10,31 @@ import datetime as dt
 import json
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from torch.distributed import Store, TCPStore
+from torch.distributed import DistStoreError, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
+from ftrun.rendezvous import torch_store
+from ftrun.rendezvous.line import leave_behind
 from ftrun.rendezvous.wire import LineDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.distributed import TCPStore
+
     from ftrun.rendezvous.line import Line
 
 T = TypeVar("T")
 
+_WAIT_SECONDS = 120.0
+"""For what another node is about to write. Torch waits for five minutes, and ends the run then."""
+_SLICE = 0.25
 _START_SECONDS = 30.0
-"""It looks up its own name, and that of whoever connects: as long as a name server that is away is waited for."""
+"""It may look up its own name, and that of whoever connects: as long as a name server that is away is waited for."""
 
 
 class RoundBroken(RendezvousError):
@@ -61,16 +69,22 @@ class RoundServer:
     """Serves one round's store from this process.
 
     Args:
+        address: how others reach this node.
         shared: workers use it, too.
     """
 
-    def __init__(self, *, shared: bool) -> None:
+    def __init__(self, address: str, *, shared: bool) -> None:
+        self._address = address
         self._store: TCPStore | None = None
         self._shared = shared
+        self._trouble = f"not within {_START_SECONDS:g} s"
         self.port = self.master_port = 0
 
-    def start(self) -> None:
+    def start(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Serve, at a port of the system's choice.
+
+        Args:
+            meanwhile: called now and then.
 
         Raises:
             RendezvousConnectionError: it can't.
@@ -78,13 +92,26 @@ class RoundServer:
         # The store connects to itself: not on the main thread, which calls no store.
         thread = threading.Thread(target=self._make, name="ftrun-round-server", daemon=True)
         thread.start()
-        thread.join(_START_SECONDS)
+        deadline = time.monotonic() + _START_SECONDS
+        try:
+            while thread.is_alive() and time.monotonic() < deadline:
+                meanwhile()
+                thread.join(_SLICE)
+        finally:
+            if thread.is_alive():  # this node gives up, or has been told to end
+                leave_behind(thread)
         if self._store is None:
-            raise RendezvousConnectionError(f"no store could be started on this node within {_START_SECONDS:g} s.")
+            raise RendezvousConnectionError(f"no store could be started on this node: {self._trouble}.")
 
     def _make(self) -> None:
-        seconds = dt.timedelta(seconds=_START_SECONDS)
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=seconds)
+        try:
+            self._serve()
+        except (OSError, RuntimeError) as error:
+            first, *_ = str(error).splitlines() or [""]
+            self._trouble = first or type(error).__name__
+
+    def _serve(self) -> None:
+        store = torch_store.serve(self._address, _START_SECONDS)
         self.port = self.master_port = store.port
         if not self._shared:
             with socket.socket() as free:
@@ -100,6 +127,8 @@ class RoundServer:
 class RoundStore(Store):
     """A client of a round's store whose calls end when the round does.
 
+    A wait without a limit of its own is one for what another node is about to write: in vain, it breaks the round.
+
     Args:
         line: to the store.
         broken: says why the round is over, in words; empty while it stands.
@@ -107,6 +136,7 @@ class RoundStore(Store):
 
     def __init__(self, line: Line, broken: Callable[[], str]) -> None:
         super().__init__()
+        self.set_timeout(dt.timedelta(seconds=_WAIT_SECONDS))
         self._line = line
         self._broken = broken
 
@@ -167,7 +197,10 @@ class RoundStore(Store):
         try:
             return self._line.call(act, until=self._broken)
         except LineDown as error:
-            raise RoundBroken(self._broken() or f"the store of the round is lost: {error}") from error
+            raise self._lost(error) from error
+
+    def _lost(self, error: LineDown) -> RoundBroken:
+        return RoundBroken(self._broken() or f"the store of the round is lost: {error}")
 
     def _patiently(self, keys: list[str], act: Callable[[Store], T], timeout: dt.timedelta | None = None) -> T:
         """Do something once all keys are there."""
@@ -182,4 +215,9 @@ class RoundStore(Store):
         try:
             return self._line.call(wait_and_act, seconds, until=self._broken)
         except LineDown as error:
-            raise RoundBroken(self._broken() or f"the store of the round is lost: {error}") from error
+            raise self._lost(error) from error
+        except DistStoreError as error:
+            if timeout is not None:
+                raise
+            first, *_ = str(error).splitlines() or [""]
+            raise RoundBroken(f"another node has not come as far as this one within {seconds:g} s ({first})") from error

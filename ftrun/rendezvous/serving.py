@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ftrun.rendezvous.member import Inheritance
     from ftrun.rendezvous.model import Terms
     from ftrun.rendezvous.shelf import Server, Shelf
+    from ftrun.rendezvous.tie import Claim
 
 _LOOK_SECONDS = 0.05
 _STEADY_SECONDS = 0.1
@@ -83,6 +84,7 @@ class Serving:
         self.excluded: dict[str, str] = {}
         self.hold_growth = False
         self.move_to = ""
+        self.claim: Claim | None = None
 
     @property
     def port(self) -> int:
@@ -98,6 +100,11 @@ class Serving:
     def latest(self) -> int:
         """The latest round that it knows of, one of a run before this one included."""
         return self._leader.latest
+
+    @property
+    def wanted(self) -> str:
+        """Key of the round that it would claim; empty for none."""
+        return self._leader.wanted
 
     @property
     def over(self) -> bool:
@@ -187,6 +194,7 @@ class Serving:
             hold_growth=self.hold_growth,
             last=last,
             reports=self._reports(nodes, reports),
+            claim=self.claim,
         )
         if last is not None:
             store.set(Keys.round(last.generation), last.encode())  # it may be new to this store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ class Settings:
         where: the endpoint; the first one of a list.
         more: the others of the list, where the run is looked for, too.
         notes: a directory shared by all nodes, in which the leader writes where it is; None where there is none.
+        name: of this node, for people: its host's, and ``#2`` behind it for a second one on that host.
         run_id: the run; nodes with another one are refused.
         terms: what the leader goes by, if this node hosts it.
         local_addr: how other nodes reach this one; found out where it is None.
@@ -61,6 +63,7 @@ class Settings:
     failover: bool = True
     more: tuple[Endpoint, ...] = ()
     notes: Path | None = None
+    name: str = field(default_factory=socket.gethostname)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -73,6 +76,7 @@ def read(
     traits: dict[str, str],
     report: Callable[[str], None],
     notes: Path | None = None,
+    name: str = "",
 ) -> Settings:
     """Read torch's parameters. The others are as in :class:`Settings`.
 
@@ -116,6 +120,7 @@ def read(
         failover=switches["failover"] is not False,
         more=tuple(more),
         notes=notes,
+        name=name or socket.gethostname(),
     )
 
 

@@ -37,6 +37,7 @@ class Trying:
         self._node = node
         self._publish = publish
         self._trial = Trial()
+        self._times = 0  # how often it was asked: two leaders may ask the same
         self._asked = threading.Condition()
         self._stopping = False
         self._reached: set[tuple[str, int]] = set()
@@ -46,6 +47,7 @@ class Trying:
         """Try these. Any thread; returns at once."""
         with self._asked:
             self._trial = trial
+            self._times += 1
             self._asked.notify_all()
         if not self._thread.ident:
             self._thread.start()
@@ -59,19 +61,21 @@ class Trying:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        done, report = Trial(), Report(0)
+        done, report = 0, Report(0)
         with ThreadPoolExecutor(_AT_ONCE, "ftrun-trying") as pool:
             while True:
                 with self._asked:
-                    if not self._stopping and self._trial == done:
+                    if not self._stopping and self._times == done:
                         self._asked.wait(_AGAIN_SECONDS if report.failed else None)
                     if self._stopping:
                         return
-                    trial = self._trial
-                found = self._try(trial, pool, report if trial == done else None)
-                if found != report or trial != done:
+                    trial, times = self._trial, self._times
+                if trial.anew and times != done:
+                    self._reached.clear()
+                found = self._try(trial, pool, report if times == done else None)
+                if found != report or times != done:
                     self._publish(found)
-                done, report = trial, found
+                done, report = times, found
 
     def _try(self, trial: Trial, pool: ThreadPoolExecutor, before: Report | None) -> Report:
         """Try all that weren't reached yet. What takes time is reported as pending, the first time."""

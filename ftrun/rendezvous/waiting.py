@@ -59,7 +59,8 @@ def await_round(pulse: Pulse, settings: Settings, ended: Callable[[], bool]) -> 
             raise RendezvousClosedError("this node has ended its part")
         if standing.phase is Phase.RUNNING and known.round is not None:
             return known.round
-        spare = _is_spare(known)
+        pulse.tick()
+        spare = is_spare(known)
         if spare:  # that can take as long as the run
             deadline = time.monotonic() + settings.join_timeout
         if time.monotonic() >= deadline:
@@ -110,7 +111,7 @@ def _span(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-def _is_spare(known: Known) -> bool:
+def is_spare(known: Known) -> bool:
     """Whether the others are at work, and this node is one too many."""
     state = known.state
     return state is not None and bool(state.generation) and not state.called and not known.trouble
@@ -130,6 +131,8 @@ def _what_is_missing(known: Known) -> str:
 
 def _in_vain(known: Known, settings: Settings) -> NoReturn:
     waited = f"within {settings.join_timeout:g} s"
+    if known.trouble and (known.state is not None or known.round is not None):
+        raise RendezvousTimeoutError(f"none of the others has been reached {waited}: {known.trouble}")
     if known.state is None or known.trouble:
         raise RendezvousConnectionError(
             f"no rendezvous was reached at {settings.where} {waited}: {known.trouble or 'no answer'}. Is ftrun "

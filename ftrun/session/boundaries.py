@@ -65,6 +65,7 @@ class Boundaries:
         self.notes = StepNotes()
         self.filling = Filling(contract, place)
         self._rank = place.rank
+        self._first_of_node = place.local_rank == 0
         self._contract = contract
         self._pulse = pulse
         self._restoration = restoration
@@ -94,7 +95,7 @@ class Boundaries:
         self._restoration.tell()
         if rewind:
             self.contents.rewind()
-        self._tell(self._restoration.event())
+        self._tell_restored()
         self._restoration.forget()
         # What can't be stored is said now, and not when the first checkpoint is due.
         state.encode(self.contents.states())
@@ -103,6 +104,14 @@ class Boundaries:
         self._pulse.mark("restored")
         self._pulse.phase(Phase.FIRST_STEP)
         self._tell(events.StepsBegan(step=self.step, total=self.total))
+
+    def _tell_restored(self) -> None:
+        """Say where the state came from: each rank for its launcher, the first one of a node for the record."""
+        event = self._restoration.event()
+        if event is not None:
+            self._pulse.restored(event.read)
+            if self._first_of_node:
+                self._log.write(event)
 
     def step_end(self) -> None:
         """A step is complete."""

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ftrun import oom
 from ftrun.contract import Every, WorkerContract
 from ftrun.errors import UsageError
 from ftrun.pulse import Pulse
@@ -33,6 +34,8 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
             f"{Path(contract.worker_dir).name}. Processes that a worker starts can't have a Session of their own: "
             f"start them without {WorkerContract.VARIABLE} in their environment, or start all ranks with ftrun."
         )
+    if contract is not None and contract.agent:
+        oom.come_before_keeper(contract.agent)
     _mark(contract, "group")
     with contextlib.ExitStack() as stack:
         if process_group:

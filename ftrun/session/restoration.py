@@ -109,11 +109,16 @@ class Restoration:
         finally:
             self.seconds += time.monotonic() - started
 
+    @property
+    def read(self) -> dict[str, int]:
+        """Bytes that were read so far, by the tier that they came from."""
+        return {} if self._stored is None else {str(tier): size for tier, size in self._stored.read_bytes.items()}
+
     def event(self) -> events.Restored | None:
         """What to record of it, when everything is given out."""
         if self.checkpoint is None:
             return None
-        return events.Restored(self.step, self.checkpoint.name, self.seconds)
+        return events.Restored(self.step, self.checkpoint.name, self.seconds, self.read)
 
     def give_all(self, values: Mapping[str, Stateful], objects: Mapping[str, Any]) -> None:
         """Put the states of tracked objects back, read together: each byte of a file once for all of them.

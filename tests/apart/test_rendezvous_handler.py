@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 from rendezvous_kit import SECONDS, eventually, meeting
@@ -25,13 +26,16 @@ from torch.distributed.elastic.utils.store import barrier, synchronize
 
 from ftrun.errors import UsageError
 from ftrun.launch.nodes_group import Group
-from ftrun.rendezvous import endpoint
+from ftrun.rendezvous import endpoint, torch_store
 from ftrun.rendezvous.handler import BACKEND, Excluded, Handler, register
 from ftrun.rendezvous.hosting import NotAdmitted
 from ftrun.rendezvous.line import Line, settle
 from ftrun.rendezvous.model import Outcome, Phase, Terms
 from ftrun.rendezvous.round_store import RoundBroken
 from ftrun.rendezvous.wire import LineDown, Silent
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_nodes_meet_use_the_store_of_the_round_and_finish_together() -> None:
@@ -170,6 +174,11 @@ def test_a_wait_in_vain_is_torchs_own_error_and_the_store_goes_on() -> None:
             info.store.wait(["never"], dt.timedelta(seconds=0.1))
         info.store.set("x", "1")
         assert info.store.get("x") == b"1"
+        # What another node should have written, for far less than torch's five minutes: the nodes meet again.
+        assert info.store.timeout <= dt.timedelta(minutes=2)
+        info.store.set_timeout(dt.timedelta(seconds=0.1))
+        with pytest.raises(RoundBroken, match=r"has not come as far as this one within 0\.1 s \(.*never"):
+            info.store.multi_get(["x", "never"])
 
 
 def test_nodes_that_do_not_fit_are_refused_by_name() -> None:
@@ -284,16 +293,16 @@ def test_another_node_leads_when_the_host_is_gone(how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quorum", [True, False])
-def test_of_two_nodes_the_one_without_the_host_goes_on_where_it_was_told_to(quorum: bool) -> None:
-    with meeting(1, 2, join_timeout=3.0) as nodes:
+@pytest.mark.parametrize(("quorum", "shared"), [(True, False), (False, False), (True, True)])
+def test_of_two_nodes_the_one_without_the_host_goes_on_where_it_may(quorum: bool, shared: bool, tmp_path: Path) -> None:
+    with meeting(1, 2, join_timeout=SECONDS if shared else 3.0, notes=tmp_path if shared else None) as nodes:
         nodes.settings = replace(nodes.settings, terms=Terms(1, 2, last_call=60.0, quorum=quorum))
         a, b = nodes.node(), nodes.node()
         nodes.met(a, b)
         a._left = True  # it ends without a word
         a.shutdown()
         eventually(b.num_nodes_waiting)
-        if quorum:
+        if quorum and not shared:
             with pytest.raises(RendezvousTimeoutError, match=r"more than half have to be \(--rdzv-conf quorum=0 lets"):
                 b.next_rendezvous()
         else:
@@ -430,6 +439,42 @@ def test_a_wait_ends_when_nothing_is_left_to_wait_for() -> None:
     with pytest.raises(LineDown, match="refused"):
         refused.open()
     assert not lines()
+
+
+def test_a_line_that_connected_in_vain_leaves_those_after_it_alone() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    failed = Line("127.0.0.1", port, "a-line", 2.0)
+    with pytest.raises(LineDown):
+        failed.open(look=False)
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    line = Line("127.0.0.1", port, "a-line", 2.0)
+    line.open()
+    assert failed.ends(0.0)  # as often as that is asked
+    line.call(lambda each: each.set("x", "1"))
+    assert store.get("x") == b"1"
+    line.close()
+
+
+@pytest.mark.parametrize(("address", "families"), [("10.0.0.1", 1), ("fd00::1", 2), ("a-node", 2)])
+def test_a_store_for_ipv4_alone_meets_no_address_that_the_hosts_file_does_not_know(address: str, families: int) -> None:
+    store = torch_store.serve(address, 5.0)
+    reached = 0
+    for loopback in ("127.0.0.1", "::1"):
+        with contextlib.suppress(OSError):
+            endpoint.probe(loopback, store.port, 5.0)
+            reached += 1
+    assert reached == families
+    line = Line("127.0.0.1", store.port, "a-line", 5.0)
+    line.open()
+    line.call(lambda each: each.set("x", "1"))
+    assert store.get("x") == b"1"
+    line.close()
+    port = store.port
+    del store
+    with pytest.raises(OSError, match="refused"):
+        endpoint.probe("127.0.0.1", port, 5.0)
 
 
 def test_the_phases_that_torch_sees() -> None:

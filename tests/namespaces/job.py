@@ -50,17 +50,18 @@ class Job:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
         self._environment = {**clean, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(environment or {})}
 
-    def start(self, *numbers: int, more: Sequence[str] = ()) -> None:
+    def start(self, *numbers: int, more: Sequence[str] = (), changed: Mapping[str, str] | None = None) -> None:
         """Start the launcher on these nodes.
 
         Args:
             numbers: the nodes.
             more: options that these have beyond the others.
+            changed: variables that differ there.
         """
         program, *arguments = self.command
+        env = {**self._environment, **(changed or {})}
         for number in numbers:
-            node = self.net.node(number)
-            self.launchers[number] = node.start(program, *more, *arguments, cwd=self.folder, env=self._environment)
+            self.launchers[number] = self.net.node(number).start(program, *more, *arguments, cwd=self.folder, env=env)
 
     def whole(self, *nodes: int, after: float = 0.0, seconds: float = 60.0) -> World | None:
         """Wait for a whole world of these nodes, started after a moment; None if there is none in time."""

@@ -1,4 +1,4 @@
-"""Nodes, the bridge between them, and what can happen to it."""
+"""The bridge between nodes, and what can happen to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from namespaces.addresses import addresses, mac
-from namespaces.processes import Process, end, hold, only_child, sweep
+from namespaces.node import Node
+from namespaces.processes import end, hold, sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,14 +24,9 @@ if TYPE_CHECKING:
 _NEEDED = {"iproute2": ("ip", "bridge"), "util-linux": ("nsenter", "unshare", "setpriv")}
 _SECONDS = 20.0
 _FEW = 32
+_TUN = "/dev/net/tun"
 _SLOW_SWITCH = Path(__file__).with_name("slow_switch.py")
 
-# As the first process of its namespace the shell must stay, and takes up what others leave behind. Memory is a node's
-# own, and gone when its power is.
-_NODE = (
-    'hostname "$1" && mount --bind "$2" /etc/hosts && mount -t tmpfs -o size=1g tmpfs /dev/shm && ip link set lo up'
-    " && echo ready && { sleep infinity & wait; }"
-)
 _SWITCH = "echo ready; exec sleep infinity"
 
 
@@ -55,16 +52,18 @@ class Net:
         nodes: how many.
         slow: packets can take their time and be lost, see :meth:`weather`; nodes can't be powered on again.
         own_name: what a node's own name stands for in its ``/etc/hosts``: the address that others use where nothing is
-            given, ``127.0.1.1`` as Debian has it, or nothing at all where it is empty.
+            given, ``127.0.1.1`` as Debian has it, or nothing at all where it is empty. One for all, or by number.
 
     Raises:
         RuntimeError: it can't be made; see :func:`why_not`.
     """
 
-    def __init__(self, nodes: int, *, own_name: str | None = None, slow: bool = False) -> None:
+    def __init__(self, nodes: int, *, own_name: str | Mapping[int, str] | None = None, slow: bool = False) -> None:
         sweep()
         self._slow: subprocess.Popen[str] | None = None
-        self._own_name = own_name
+        self._own_names = (
+            dict.fromkeys(range(1, nodes + 1), own_name) if own_name is None or isinstance(own_name, str) else own_name
+        )
         self._directory = Path(tempfile.mkdtemp(prefix="ftrun-net-"))
         self._bent: set[tuple[int, int]] = set()
         self._nodes: dict[int, Node] = {}
@@ -152,7 +151,7 @@ class Net:
                 self.heal_one_way(sender, receiver)
         self._bent.clear()
         for number, node in self._nodes.items():
-            if node.on:
+            if node.on and self._slow is None:  # which has no ports to cut
                 self.heal(number)
 
     # What nodes need of it
@@ -166,7 +165,7 @@ class Net:
         """
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         for each in numbers:
-            own = self._own_name if each == number else None
+            own = self._own_names.get(each) if each == number else None
             address = addresses(each)[0] if own is None else own
             lines += [f"{address} node{each}"] if address else []
         path = self._directory / f"hosts-{number}"
@@ -210,7 +209,15 @@ class Net:
         for node in self._nodes.values():
             four, six = addresses(node.number)
             cards.append(f"{node.holder}/{mac(node.number)}/{four}/16,{six}/64 nodad")
-        self._slow = hold(sys.executable, "-S", str(_SLOW_SWITCH), *cards, stdin=subprocess.PIPE)
+        self._slow = hold(sys.executable, "-S", str(_SLOW_SWITCH), self._tun(), *cards, stdin=subprocess.PIPE)
+
+    def _tun(self) -> str:
+        """The device that cards are plugged into; one of our own where a container has none."""
+        if os.path.exists(_TUN):
+            return _TUN
+        own = self._directory / "tun"
+        os.mknod(own, 0o600 | stat.S_IFCHR, os.makedev(10, 200))
+        return str(own)
 
     def _port(self, number: int, *, state: int) -> None:
         assert self._switch is not None
@@ -227,82 +234,3 @@ def _enter(pid: int, *command: str, text: str = "") -> None:
     done = subprocess.run(inside, input=text, text=True, capture_output=True, timeout=_SECONDS, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}\n{text}")
-
-
-class Node:
-    """One machine.
-
-    Args:
-        net: where it is plugged in.
-        number: its number, from 1.
-        nodes: how many there are.
-
-    Attributes:
-        number: its number.
-        name: its host name.
-        address: its IPv4 address.
-        address6: its IPv6 address.
-    """
-
-    def __init__(self, net: Net, number: int, nodes: int) -> None:
-        self._net = net
-        self.number = number
-        self.name = f"node{number}"
-        self.address, self.address6 = addresses(number)
-        self._numbers = range(1, nodes + 1)
-        self._processes: list[Process] = []
-        self._unshare: subprocess.Popen[str] | None = None
-        self._start()
-
-    @property
-    def on(self) -> bool:
-        """Whether it is powered on."""
-        return self._unshare is not None
-
-    def start(self, *command: str | Path, cwd: str | Path = "/", env: Mapping[str, str] | None = None) -> Process:
-        """Start a command there.
-
-        Args:
-            command: program and arguments.
-            cwd: where it runs; nodes see the files of the machine.
-            env: its environment; that of this process by default.
-        """
-        out = self._net.output(f"{self.name}-{len(self._processes)}.txt")
-        process = Process(self.holder, tuple(map(str, command)), Path(cwd), os.environ if env is None else env, out)
-        self._processes.append(process)
-        return process
-
-    def run(self, *command: str | Path, seconds: float = _SECONDS) -> str:
-        """Run a command there to its end. Returns what it wrote.
-
-        Raises:
-            RuntimeError: it failed.
-        """
-        process = self.start(*command)
-        code = process.wait(seconds)
-        if code != 0:
-            raise RuntimeError(f"{' '.join(map(str, command))}: exit code {code}: {process.text()}")
-        return process.text()
-
-    def power_off(self) -> None:
-        """Kill everything there at once, as when the power goes."""
-        if self._unshare is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.holder, 9)
-        end(self._unshare)
-        self._unshare = None
-        for process in self._processes:
-            process.close()
-
-    def power_on(self) -> None:
-        """Have an empty node again, under the same name and address."""
-        self._start()
-        self._net.connect(self)
-
-    def _start(self) -> None:
-        assert self._unshare is None
-        hosts = self._net.hosts(self.number, self._numbers)
-        namespaces = ("unshare", "-u", "-m", "-n", "-p", "-f", "--kill-child", "--mount-proc")
-        self._unshare = hold(*namespaces, "sh", "-c", _NODE, "sh", self.name, str(hosts))
-        self.holder = only_child(self._unshare.pid)

@@ -1,6 +1,8 @@
 """A switch whose packets take their time, or are lost: what the kernel's bridge can't do everywhere.
 
-    python slow_switch.py PID/MAC/ADDRESS,ADDRESS ...    one node each: a process that holds it, and its network card
+    python slow_switch.py TUN PID/MAC/ADDRESS,ADDRESS ...    one node each: a process that holds it, its network card
+
+TUN is the kernel's device for that, ``/dev/net/tun``.
 
 Each node gets a card ``eth0`` whose frames come here. Standard input says what happens to them, at any time: a line
 ``DELAY LOSS``, milliseconds each way and a share from 0 to 1. ``ready`` is printed when all cards are there. The switch
@@ -24,14 +26,14 @@ _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _FRAME = 2**16
 
 
-def card(pid: int, mac: str, addresses: list[str]) -> int:
+def card(tun: str, pid: int, mac: str, addresses: list[str]) -> int:
     """Put a card into a node. Returns the descriptor of what is plugged into it."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open("/proc/self/ns/net") as own, open(f"/proc/{pid}/ns/net") as other:
         if libc.setns(other.fileno(), 0):
             raise OSError(ctypes.get_errno(), "setns")
         try:
-            plug = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            plug = os.open(tun, os.O_RDWR | os.O_NONBLOCK)
             fcntl.ioctl(plug, _TUNSETIFF, struct.pack("16sH", b"eth0", _IFF_TAP | _IFF_NO_PI))
             lines = [f"link set eth0 address {mac}", *(f"addr add {each} dev eth0" for each in addresses)]
             batch = "".join(f"{line}\n" for line in [*lines, "link set eth0 up"])
@@ -43,8 +45,9 @@ def card(pid: int, mac: str, addresses: list[str]) -> int:
 
 def main() -> None:
     """Switch."""
-    nodes = [each.split("/", 2) for each in sys.argv[1:]]
-    plugs = {bytes.fromhex(mac.replace(":", "")): card(int(pid), mac, ips.split(",")) for pid, mac, ips in nodes}
+    tun, *cards = sys.argv[1:]
+    nodes = [each.split("/", 2) for each in cards]
+    plugs = {bytes.fromhex(mac.replace(":", "")): card(tun, int(pid), mac, ips.split(",")) for pid, mac, ips in nodes}
     print("ready", flush=True)
     delay, loss = 0.0, 0.0
     waiting: list[tuple[float, int, int, bytes]] = []

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftrun import background
+from ftrun import background, oom
 from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.faults import Faults
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{KeeperConfig.path(tier)} can't be read: ftrun writes it and starts the keeper", file=sys.stderr)
         return Code.USAGE
     background.give_way(_NICE)
+    oom.spare_keeper()
     continue_when_orphaned()
     inbox = Inbox(tier, config.parent)
     inbox.open()

@@ -30,6 +30,7 @@ class KeeperConfig:
         drain_limit: bytes a second that the node may write; None for no limit.
         parent: process that it outlives only to finish what is sealed.
         timeout: seconds for which storage may fail, or other nodes be silent, before a save is given up.
+        shared: other nodes take part in the run: what this one's memory holds is then told.
         token: tells this launcher from the one before; set by :class:`ftrun.checkpoint.keeper.process.Keeper`.
     """
 
@@ -44,6 +45,7 @@ class KeeperConfig:
     drain_limit: int | None
     parent: int
     timeout: float = 1800.0
+    shared: bool = False
     token: str = ""
 
     @staticmethod

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.checksums import CHUNK, Checksums
+from ftrun.checkpoint.keeper.courtesy import Courtesy
 from ftrun.checkpoint.keeper.mappings import Mappings
 from ftrun.errors import CheckpointError
 
@@ -67,6 +68,7 @@ class Copier:
         faults: scripted ones.
         stage: ``local`` or ``root``, for the names of the faults.
         mappings: of payloads, kept from save to save.
+        courtesy: to training that computes meanwhile.
     """
 
     limiter: Limiter
@@ -74,6 +76,7 @@ class Copier:
     faults: Faults
     stage: str
     mappings: Mappings = field(default_factory=Mappings)
+    courtesy: Courtesy = field(default_factory=Courtesy)
 
     def copy(
         self, storage: Storage, directory: str, sources: Mapping[str, Source], copied: dict[str, FileRecord]
@@ -182,6 +185,7 @@ class Passage:
                 if start <= middle < start + step:
                     copier.faults.hit(f"{copier.stage}.middle")
                 copier.limiter.take(len(piece))
+                copier.courtesy.pause()
                 sums.update(piece)
                 yield piece
                 copier.meter.add(len(piece))

@@ -14,6 +14,7 @@ from ftrun.checkpoint.keeper.codes import Code
 from ftrun.checkpoint.keeper.commit import Verdict
 from ftrun.checkpoint.keeper.copying import SourceError
 from ftrun.checkpoint.keeper.decide import LANES, Action, Known, Stage, View, decide
+from ftrun.checkpoint.keeper.inventory import Inventory
 from ftrun.checkpoint.keeper.lanes import Lanes
 from ftrun.checkpoint.keeper.report import Reporter
 from ftrun.checkpoint.keeper.results import Moved, Over, Skipped, Swept, Waits, outcome_of
@@ -60,6 +61,7 @@ class Loop:
         self._lanes = Lanes(inbox.wake)
         self._reporter = Reporter(jobs)
         self._beat = Beat(jobs.tier)
+        self._inventory = Inventory(jobs.tier, jobs.config)
         self._known: dict[str, Known] = {}
         self._unheard: dict[str, tuple[Outcome, float]] = {}
         self._epoch: EpochRecord | None = None
@@ -90,6 +92,8 @@ class Loop:
             self._reporter.show(self._known, self._lanes.jobs(), now)
             code = self._exit_code(now, closing, mine)
             if code is not None:
+                if mine and code is Code.DONE:
+                    self._inventory.close(self._jobs.node)
                 return code
             self._inbox.wait(self._pause(now))
 
@@ -99,6 +103,7 @@ class Loop:
         memory = self._scanner.scan()
         if self._sharing is not None:
             self._sharing.look(memory)
+        self._inventory.look(memory, self._jobs.node)
         self._known = book.see(self._known, memory, self._reporter.over, now)
         self._hear(now)
         for work in book.to_free(self._known, memory, self._reporter.over):
@@ -211,6 +216,8 @@ class Loop:
             self._lost = True
         self._reporter.finish(known, verdict)
         self._jobs.forget(known.attempt)
+        if verdict.committed and self._epoch is not None and known.work.name.epoch == self._epoch.epoch:
+            scan.drop_former_ranks(self._tier, known.work)
         if verdict.committed and not known.work.leads:
             self._forget(known.attempt)
             return

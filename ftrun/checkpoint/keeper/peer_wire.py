@@ -18,16 +18,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint.checksums import Checksums
+from ftrun.checkpoint.keeper.peer_call import PeerError
 from ftrun.checkpoint.keeper.work import works
 from ftrun.checkpoint.layout import AttemptName, rank_json, rank_shard
 from ftrun.checkpoint.memory.files import put, remove
 from ftrun.checkpoint.records import Seal
-from ftrun.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from ftrun.checkpoint.keeper.peer_call import Call
     from ftrun.checkpoint.keeper.peers import Peers
     from ftrun.checkpoint.keeper.work import NodeWork
     from ftrun.checkpoint.memory.tier import Slot, Tier
@@ -42,21 +43,18 @@ _KEPT = 2
 _OK = b'"ok"\n'
 
 
-class PeerError(CheckpointError):
-    """A copy did not arrive; the text says why."""
-
-
 class Refused(PeerError):
     """The node that it was meant for did not take it."""
 
 
-def send(peers: Peers, work: NodeWork, pace: Callable[[int], None]) -> None:
+def send(peers: Peers, work: NodeWork, pace: Callable[[int], None], call: Call | None = None) -> None:
     """Copy one node's part of a snapshot to the next node's memory.
 
     Args:
         peers: where to.
         work: the part, whole and in memory.
         pace: called before so many bytes go.
+        call: by which it can be broken off.
 
     Raises:
         PeerError: it did not arrive.
@@ -65,12 +63,16 @@ def send(peers: Peers, work: NodeWork, pace: Callable[[int], None]) -> None:
     for address in peers.addresses:
         try:
             with socket.create_connection((address, peers.port), _CONNECT_SECONDS) as connection:
+                if call is not None:
+                    call.over(connection)
                 _send(connection, peers, work, pace)
                 return
         except Refused:
             raise
         except (OSError, ValueError) as error:
             problems.append(f"{address}: {error}")
+            if call is not None and call.broken_off:
+                break
     raise PeerError(f"the next node's keeper can't be reached: {'; '.join(problems) or 'it has no address'}")
 
 

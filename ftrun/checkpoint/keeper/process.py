@@ -57,6 +57,7 @@ class Keeper:
         self._started = self._looked = 0.0
         self._deaths = 0
         self._not_before = 0.0
+        self._asked: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -127,6 +128,27 @@ class Keeper:
         except (OSError, CheckpointError) as error:
             _log.warning("ftrun: the memory tier %s was not removed: %s", self._tier.path, error)
         return done
+
+    def retire(self, patience: float) -> bool:
+        """End the process, for which nothing is left to do, without waiting for it; what lies in the tier stays.
+
+        Args:
+            patience: seconds from the first call on, after which it is killed.
+
+        Returns:
+            Whether it has ended; until then call this again.
+        """
+        process, now = self._process, time.monotonic()
+        if process is None or process.poll() is not None:
+            self._process = self._asked = None
+            return True
+        if self._asked is None:
+            self._asked = now
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)
+        elif now - self._asked > patience:
+            process.kill()
+        return False
 
     def _finish(self, deadline: float) -> bool:
         while True:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.keeper.decide import GONE
 from ftrun.checkpoint.keeper.work import NodeWork, works
+from ftrun.checkpoint.layout import AttemptName
 from ftrun.checkpoint.memory.tier import NUM_SLOTS, Slot, remove
 
 if TYPE_CHECKING:
@@ -111,3 +112,24 @@ def free(work: NodeWork) -> None:
         if not slot.is_marked(slot.drained, attempt):
             slot.mark(slot.drained, attempt)
     let_go(work)
+
+
+def drop_former_ranks(tier: Tier, work: NodeWork) -> list[int]:
+    """Give back the memory of ranks that this node had when nodes were numbered otherwise; which those are.
+
+    Args:
+        tier: the memory tier.
+        work: a part of the start that runs now, and a checkpoint: nobody needs what came before.
+    """
+    former = [rank for rank in tier.ranks() if rank not in work.first.node_ranks and _is_past(tier, rank, work)]
+    for rank in former:
+        tier.drop(rank)
+    return former
+
+
+def _is_past(tier: Tier, rank: int, work: NodeWork) -> bool:
+    """Whether what a rank's slots hold is older than a checkpoint, and safe elsewhere or given up."""
+    held = [(slot, seal) for slot in tier.slots(rank) if (seal := slot.read_seal()) is not None]
+    return all(
+        AttemptName.of(seal.attempt) < work.name and slot.is_marked(slot.drained, seal.attempt) for slot, seal in held
+    )

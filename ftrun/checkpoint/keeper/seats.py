@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.takeover import locked
-from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
+from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier, remove
 from ftrun.flock import try_lock
 
 if TYPE_CHECKING:
@@ -53,6 +53,25 @@ def _take(tier: Tier) -> bool:
             dataclasses.replace(found, parent=os.getpid(), token=found.token or "taken").write(tier)
             return True
     return False
+
+
+def vacate(tier: Tier) -> bool:
+    """Have a tier be nobody's, unless a keeper is at it; what lies there stays.
+
+    Returns:
+        Whether it is nobody's now.
+
+    Raises:
+        CheckpointError: somebody holds the directory above for too long.
+        OSError: the tier can't be written.
+    """
+    if not KeeperConfig.path(tier).exists():
+        return True
+    with locked(tier.path.parent, _PATIENCE):
+        if _is_kept(tier):
+            return False
+        remove(KeeperConfig.path(tier))
+    return True
 
 
 def _of_run(run_dir: Path, where: Path) -> Iterator[Tier]:

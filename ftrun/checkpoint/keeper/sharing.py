@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.keeper import peer_wire
-from ftrun.checkpoint.keeper.peer_wire import PeerError
+from ftrun.checkpoint.keeper.peer_call import Call, PeerError
 from ftrun.checkpoint.keeper.peers import Peers
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Sharing:
         self._offered: NodeWork | None = None
         self._news = threading.Condition()
         self._given = ""
+        self._calling: tuple[Peers, Call] | None = None
 
     def start(self) -> None:
         """Begin; the threads end with the process."""
@@ -56,6 +57,9 @@ class Sharing:
             if newest is not None and (self._offered is None or newest.name > self._offered.name):
                 self._offered = newest
                 self._news.notify()
+        calling = self._calling
+        if calling is not None and Peers.read(self._tier) != calling[0]:
+            calling[1].break_off()  # another round has begun, in which it goes to another node
 
     def _give_all(self) -> None:
         while True:
@@ -67,23 +71,30 @@ class Sharing:
             self._given = str(work.name)
 
     def _give(self, work: NodeWork) -> None:
-        for number in range(_TRIES):
+        tries = 0
+        while tries < _TRIES:
             peers = Peers.read(self._tier)
             if peers is None or not peers.addresses:
                 return
+            call = Call()
+            self._calling = peers, call
             try:
-                peer_wire.send(peers, work, self._limiter.take)
+                peer_wire.send(peers, work, self._limiter.take, call)
             except Exception as error:  # the thread must live: the next snapshot has the same chance
-                said = _log.info if number + 1 < _TRIES else _log.warning
+                tries += not call.broken_off
+                said = _log.info if tries < _TRIES else _log.warning
                 said("checkpoint %s is not copied to another node's memory: %s", work.name, error)
             else:
                 _log.info("checkpoint %s is copied to another node's memory", work.name)
                 return
+            finally:
+                self._calling = None
             with self._news:
                 newest = self._offered
             if newest is not work:
                 return
-            threading.Event().wait(_PAUSE)
+            if not call.broken_off:
+                threading.Event().wait(_PAUSE)
 
     def _take_all(self) -> None:
         while True:

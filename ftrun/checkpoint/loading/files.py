@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import defaultdict
-from concurrent import futures
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.checksums import CHUNK
 from ftrun.checkpoint.layout import MANIFEST, attempt_key
 from ftrun.checkpoint.loading.chunks import SCRATCH, Chunk, Damaged, Into, read_chunk
+from ftrun.checkpoint.loading.threads import in_threads, num_threads
 from ftrun.checkpoint.loading.tiers import Replaced
 from ftrun.checkpoint.manifest import BadManifestError, Manifest
 from ftrun.errors import CheckpointError, CorruptCheckpoint, LostSnapshot, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ftrun.checkpoint.checksums import FileRecord
     from ftrun.checkpoint.layout import AttemptName, Root
     from ftrun.checkpoint.loading.chunks import Use
-    from ftrun.checkpoint.loading.tiers import Copies, SealedCopies
+    from ftrun.checkpoint.loading.tiers import Copies, SealedCopies, TierName
 
 _log = logging.getLogger(__name__)
 
 _OLDEST_FORMAT = 2
-_MOST_THREADS = 4
 
 
 class Files:
@@ -64,6 +63,7 @@ class Files:
         self._sealed = sealed
         self._lock = threading.Lock()
         self._scratch = _Scratch()
+        self._read_bytes: dict[TierName, int] = {}
         self._manifest = None if sealed is not None else self._read_manifest()
         if sealed is not None and not _is_whole(sealed):
             self._require_commit("not all of its ranks have sealed it")
@@ -72,6 +72,12 @@ class Files:
     def manifest(self) -> Manifest | None:
         """The manifest; None for a snapshot in memory that isn't known to be committed."""
         return self._manifest
+
+    @property
+    def read_bytes(self) -> dict[TierName, int]:
+        """How many bytes were read so far, and found right, by the tier that they came from."""
+        with self._lock:
+            return dict(self._read_bytes)
 
     @property
     def world_size(self) -> int:
@@ -145,7 +151,7 @@ class Files:
         """
         work = [(file, number, each) for file in sorted(uses) for number, each in _by_chunk(uses[file])]
         middle = int(first * len(work))
-        _in_threads([_bound(self._read, *each) for each in work[middle:] + work[:middle]], self._threads)
+        in_threads([partial(self._read, *each) for each in work[middle:] + work[:middle]], self._threads)
 
     def _require_commit(self, problem: str, *, damaged: bool = False) -> None:
         """Go on with what the root holds, for a snapshot in memory that turned out to be unusable.
@@ -202,10 +208,15 @@ class Files:
                     raise
                 problems.append((copies.where, f"can't be read: {error.strerror or error}"))
             else:
+                self._count(copies.tier, chunk)
                 for where, what in problems:
                     self._note(f"checkpoint {self.name}: {file} in {where} {what}; another copy is read")
                 return
         raise AssertionError("the root's copies answer, or raise")
+
+    def _count(self, tier: TierName, chunk: Chunk) -> None:
+        with self._lock:
+            self._read_bytes[tier] = self._read_bytes.get(tier, 0) + chunk.stop - chunk.start
 
     def _copies(self) -> Iterator[Copies]:
         yield from self._nearer
@@ -264,11 +275,6 @@ class _Scratch(threading.local):
         self.view = memoryview(bytearray(SCRATCH))
 
 
-def num_threads(ranks: int) -> int:
-    """How many threads of each of some processes read side by side."""
-    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
-
-
 def _is_whole(sealed: SealedCopies) -> bool:
     seals = sealed.seals
     return bool(seals) and all(sorted(seals) == list(range(seal.world_size)) for seal in seals.values())
@@ -281,22 +287,3 @@ def _by_chunk(uses: Sequence[Use]) -> Iterator[tuple[int, list[Use]]]:
         for number in range(use.start // CHUNK, -(-use.stop // CHUNK)):
             found[number].append(use)
     yield from sorted(found.items())
-
-
-def _bound(function: Callable[..., None], *arguments: object) -> Callable[[], None]:
-    return lambda: function(*arguments)
-
-
-def _in_threads(jobs: Sequence[Callable[[], None]], threads: int) -> None:
-    """Do all jobs; at the first that fails, start no more, and raise its error when the others have ended."""
-    if len(jobs) <= 1 or threads == 1:
-        for job in jobs:
-            job()
-        return
-    with futures.ThreadPoolExecutor(threads, thread_name_prefix="ftrun-load") as pool:
-        pending = [pool.submit(job) for job in jobs]
-        done, _ = futures.wait(pending, return_when=futures.FIRST_EXCEPTION)
-        failed = [each for each in done if each.exception() is not None]
-        if failed:
-            pool.shutdown(cancel_futures=True)
-            failed[0].result()

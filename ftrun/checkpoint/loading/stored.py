@@ -19,7 +19,7 @@ from ftrun.checkpoint.loading.files import Files
 from ftrun.checkpoint.loading.index import Index
 from ftrun.checkpoint.loading.node_cache import NodeCache, roomy
 from ftrun.checkpoint.loading.targets import uses
-from ftrun.checkpoint.loading.tiers import LocalCopies, RootCopies, SealedCopies
+from ftrun.checkpoint.loading.tiers import RootCopies, SealedCopies, before_root
 from ftrun.checkpoint.state import decode
 from ftrun.checkpoint.words import dtype_of
 from ftrun.errors import CheckpointError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.layout import Root
     from ftrun.checkpoint.loading.chunks import Use
     from ftrun.checkpoint.loading.templates import Target
-    from ftrun.checkpoint.loading.tiers import Copies
+    from ftrun.checkpoint.loading.tiers import TierName
     from ftrun.checkpoint.manifest import Manifest
     from ftrun.checkpoint.memory.tier import Tier
     from ftrun.checkpoint.records import RankRecord, TensorEntry
@@ -53,7 +53,8 @@ def open_stored(
         name: of the checkpoint, or of the snapshot.
         rank: this rank.
         world_size: number of ranks now.
-        tier: the node's memory tier, whose sealed slots may hold the same bytes.
+        tier: the node's memory tier, whose sealed slots may hold the same bytes, as may those of the tier beside it
+            for copies of another node's part.
         local: the node's local tier, which may, too.
         sealed: it is a snapshot in the memory tier that nobody has committed yet.
 
@@ -67,9 +68,7 @@ def open_stored(
         raise ValueError(f"rank {rank} of {world_size}")
     parsed = AttemptName.of(name)
     memory = SealedCopies(tier, parsed) if tier is not None else None
-    nearer: list[Copies] = [memory] if memory is not None and (sealed or memory.seals) else []
-    if local is not None:
-        nearer.append(LocalCopies(local, parsed))
+    nearer = before_root(parsed, tier, local, memory if sealed or (memory is not None and memory.seals) else None)
     cache = NodeCache(
         lambda: roomy(_places(local, tier), files.manifest.size if files.manifest is not None else 0),
         str(parsed),
@@ -154,6 +153,11 @@ class StoredState:
     def notes(self) -> tuple[str, ...]:
         """Which copies were found damaged, where others were read instead."""
         return tuple(self._files.notes)
+
+    @property
+    def read_bytes(self) -> dict[TierName, int]:
+        """How many bytes were read so far, by the tier that they came from."""
+        return self._files.read_bytes
 
     def names(self, kind: str) -> list[str]:
         """Keys of a part of the tree, none where there is no such part."""

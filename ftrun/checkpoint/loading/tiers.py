@@ -1,11 +1,15 @@
-"""The copies of a checkpoint's files, nearest first: sealed memory, the node's local directory, the root."""
+"""The copies of a checkpoint's files, nearest first: sealed memory, the node's local directory, the root.
+
+In memory there may be copies of another node's part, too, which that one has sent here; see
+:mod:`ftrun.checkpoint.keeper.peers`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import stat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ftrun.checkpoint.layout import attempt_key
 from ftrun.checkpoint.loading.chunks import Damaged
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.memory.tier import Slot, Tier
     from ftrun.checkpoint.records import Seal
 
+TierName = Literal["memory", "peer", "local", "root"]
+"""The tiers from the nearest one on; ``peer`` is another node's part, copied to this one's memory."""
+
 
 class Copies(Protocol):
     """One tier's copies of a checkpoint's files. Several threads read them."""
@@ -29,6 +36,10 @@ class Copies(Protocol):
     @property
     def where(self) -> str:
         """The tier, for messages."""
+
+    @property
+    def tier(self) -> TierName:
+        """The tier, for counts of what was read from it."""
 
     def opened(self, chunk: Chunk) -> contextlib.AbstractContextManager[int]:
         """A descriptor to read a chunk from, in a block.
@@ -47,13 +58,17 @@ class Replaced(Damaged):
 class SealedCopies:
     """Files in sealed slots of the memory tier. What each is to be, the seal of its rank says.
 
+    Args:
+        tier: the node's memory tier, or that of its copies of another node's part.
+        name: of the checkpoint.
+
     Attributes:
         seals: the seals of the attempt by rank.
     """
 
-    where = "memory"
-
     def __init__(self, tier: Tier, name: AttemptName) -> None:
+        self.where = "this node's copy of another one's memory" if tier.holds_copies else "memory"
+        self.tier: TierName = "peer" if tier.holds_copies else "memory"
         self._files: dict[str, tuple[str, Slot, Seal]] = {}
         self.seals: dict[int, Seal] = {}
         for slot, seal in tier.sealed():
@@ -88,6 +103,7 @@ class LocalCopies:
     """Files in the node's local tier."""
 
     where = "the local tier"
+    tier: TierName = "local"
 
     def __init__(self, directory: Path, name: AttemptName) -> None:
         self._directory = directory / str(name)
@@ -103,6 +119,7 @@ class RootCopies:
     """Files in the root: read from their path, or else downloaded once for all ranks of the node."""
 
     where = "the root"
+    tier: TierName = "root"
 
     def __init__(self, root: Root, name: AttemptName, cache: NodeCache) -> None:
         self._root, self._name, self._cache = root, name, cache
@@ -129,6 +146,24 @@ class RootCopies:
         except OSError as error:
             reason = error.strerror or str(error)
             raise CheckpointError(f"{self._root.url}/{key} can't be read: {reason}; check the storage") from error
+
+
+def before_root(name: AttemptName, tier: Tier | None, local: Path | None, memory: SealedCopies | None) -> list[Copies]:
+    """The tiers before the root, nearest first: memory, then what another node has sent there, then the disk.
+
+    Args:
+        name: of the checkpoint.
+        tier: the node's memory tier.
+        local: the node's local tier.
+        memory: what lies in the memory tier, where that is to be read.
+    """
+    found: list[Copies] = [] if memory is None else [memory]
+    copied = SealedCopies(tier.copies, name) if tier is not None else None
+    if copied is not None and copied.seals:
+        found.append(copied)
+    if local is not None:
+        found.append(LocalCopies(local, name))
+    return found
 
 
 @contextlib.contextmanager

@@ -29,10 +29,14 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.memory.files import drop_elsewhere, make_directory, own, put, read, remove
 from ftrun.checkpoint.records import Seal
 from ftrun.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = ["NUM_SLOTS", "SHARED_MEMORY", "Slot", "Tier", "put", "remove"]
 
@@ -186,16 +190,23 @@ class Tier:
 
     def remove(self) -> None:
         """Remove it, and the files elsewhere that stand in for shared memory where there was too little."""
-        for slot in self._all_slots():
-            elsewhere = slot.stand_in
-            if elsewhere is not None:
-                with contextlib.suppress(OSError):
-                    elsewhere.unlink(missing_ok=True)
-                    elsewhere.parent.rmdir()
+        _drop_stand_ins(self._all_slots())
         drop_elsewhere(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         if not self.holds_copies and not (self.copies.path / "keeper.json").exists():  # else a keeper is at them
             shutil.rmtree(self.copies.path, ignore_errors=True)
+
+    def drop(self, rank: int) -> None:
+        """Give the memory of a rank back that isn't on this node any more."""
+        slots = self.slots(rank)
+        _drop_stand_ins(slots)
+        drop_elsewhere(slots[0].directory)
+        shutil.rmtree(slots[0].directory, ignore_errors=True)
+
+    def ranks(self) -> list[int]:
+        """Those that have slots here."""
+        names = (path.name[1:] for path in self.path.glob("r[0-9]*"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def slots(self, rank: int) -> tuple[Slot, ...]:
         """The slots of one rank."""
@@ -214,3 +225,13 @@ class Tier:
     def _all_slots(self) -> list[Slot]:
         directories = sorted(self.path.glob("r[0-9]*"))
         return [Slot(directory, number) for directory in directories for number in range(NUM_SLOTS)]
+
+
+def _drop_stand_ins(slots: Iterable[Slot]) -> None:
+    """Remove the files elsewhere that stand in for shared memory."""
+    for slot in slots:
+        elsewhere = slot.stand_in
+        if elsewhere is not None:
+            with contextlib.suppress(OSError):
+                elsewhere.unlink(missing_ok=True)
+                elsewhere.parent.rmdir()

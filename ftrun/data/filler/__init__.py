@@ -9,6 +9,8 @@ How it holds together, for whoever changes it:
   nothing that is lost with it, and the ranks get by without it: they fetch what isn't there.
 - When the worker group starts again the launcher writes down where it will resume, before the ranks have started.
 - What must be evicted is what is read last of all: the order says when that is.
+- A spare asks for the plans in the run directory, and the run's first node copies them there, with how far it is. The
+  spare's filler, a slow one, fetches what the run's last ranks read: who takes a seat comes behind the others.
 
 Nothing here imports torch, but for :mod:`ftrun.data.filler.registering`'s callers, who have it.
 """

@@ -1,4 +1,4 @@
-"""``python -m ftrun.data.filler DIRECTORY PARENT``: the filler of one run on one node. It imports no torch."""
+"""``python -m ftrun.data.filler DIRECTORY PARENT [spare]``: the filler of one run on one node. It imports no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftrun import background
+from ftrun.data.filler.filler import THREADS
 from ftrun.data.filler.life import Life
 from ftrun.data.filler.loop import Loop
 from ftrun.data.filler.places import FillDir
@@ -22,14 +23,16 @@ _log = logging.getLogger(__name__)
 
 DONE, LOCKED_OUT = 0, 3
 _PATIENCE = 15.0
-_NICE = 5
+_NICE, _NICE_OF_A_SPARE = 5, 15
+_THREADS_OF_A_SPARE = 2
 
 
 def main(arguments: Sequence[str]) -> int:
     """Be the filler of a directory until the parent is gone; an exit code."""
     directory, life = FillDir(Path(arguments[0])), Life(int(arguments[1]))
     life.listen()
-    background.give_way(_NICE)
+    spare = "spare" in arguments[2:]
+    background.give_way(_NICE_OF_A_SPARE if spare else _NICE)
     try:
         descriptor = os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -38,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         _log.warning("another filler holds %s", directory.lock)
         return LOCKED_OUT
     directory.pool.sweep(directory.path)
-    loop = Loop(directory, life)
+    loop = Loop(directory, life, threads=_THREADS_OF_A_SPARE if spare else THREADS)
     try:
         loop.run()
     finally:

@@ -15,7 +15,7 @@ from ftrun.data.cache.files import CachedFiles
 from ftrun.data.filler import orders, page
 from ftrun.data.filler.chains import shard_course
 from ftrun.data.filler.course import Course, Way
-from ftrun.data.filler.filler import Filler
+from ftrun.data.filler.filler import THREADS, Filler
 from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.plans import FillPlan, Resume, resumed
 from ftrun.data.filler.shown import Shown, baseline
@@ -49,13 +49,14 @@ class Loop:
         directory: of the run.
         life: says when to end.
         bounds: how far ahead to go.
+        threads: how many files are fetched at a time.
     """
 
-    def __init__(self, directory: FillDir, life: Life, bounds: Bounds | None = None) -> None:
+    def __init__(self, directory: FillDir, life: Life, bounds: Bounds | None = None, threads: int = THREADS) -> None:
         self._directory = directory
         self._life = life
         self._bounds = bounds or Bounds()
-        self._filler = Filler(thorough=True)
+        self._filler = Filler(threads, thorough=True)
         self._baseline = baseline(directory)
         self._lanes: dict[Path, tuple[FillPlan, Lane]] = {}
         self._files: dict[str, CachedFiles] = {}

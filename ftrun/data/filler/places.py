@@ -75,8 +75,8 @@ class Pool:
         """A list of URLs."""
         return self.path / "urls" / digest
 
-    def run(self, run_dir: Path, node: int) -> FillDir:
-        """A run's directory."""
+    def run(self, run_dir: Path, node: int | str) -> FillDir:
+        """A run's directory, for a node by its number; by its name, while it has none."""
         name = short(f"{os.path.realpath(run_dir)}\n{node}\n{os.uname().nodename}")
         return FillDir(self.path / "runs" / name)
 

@@ -26,10 +26,12 @@ class FillerProcess:
 
     Args:
         directory: the run's.
+        spare: of a node that waits: members come first for the network.
     """
 
-    def __init__(self, directory: FillDir) -> None:
+    def __init__(self, directory: FillDir, *, spare: bool = False) -> None:
         self.directory = directory
+        self._spare = spare
         self._process: subprocess.Popen[bytes] | None = None
         self._started = self._not_before = 0.0
         self._deaths = 0
@@ -53,7 +55,7 @@ class FillerProcess:
         if now >= self._not_before and any(self.directory.plans.glob("*.json")):
             self._started = now
             try:
-                self._process = _spawn(self.directory)
+                self._process = _spawn(self.directory, spare=self._spare)
             except OSError:
                 self._not_before = now + _LONGEST
 
@@ -71,11 +73,12 @@ class FillerProcess:
                 process.wait(_LEAVE)
 
 
-def _spawn(directory: FillDir) -> subprocess.Popen[bytes]:
+def _spawn(directory: FillDir, *, spare: bool) -> subprocess.Popen[bytes]:
     # The cache is known, and it is no worker; NumPy needs no threads for what it does there.
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment.pop(WorkerContract.VARIABLE, None)
     with contextlib.suppress(OSError):
         if directory.log.stat().st_size > _LOG_BYTES:
             directory.log.unlink()
-    return background.start("ftrun.data.filler", [str(directory.path), str(os.getpid())], directory.log, environment)
+    arguments = [str(directory.path), str(os.getpid()), *(["spare"] if spare else [])]
+    return background.start("ftrun.data.filler", arguments, directory.log, environment)

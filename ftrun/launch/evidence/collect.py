@@ -20,9 +20,10 @@ from ftrun.launch.evidence.model import Evidence, RankEvidence
 from ftrun.launch.evidence.tail import last_lines, read_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from ftrun.launch.evidence.model import Seat
     from ftrun.launch.evidence.process_state import ProcessState
     from ftrun.launch.watching.watch import Verdict
 
@@ -63,6 +64,7 @@ class Sources:
         kernel: the kernel log.
         memory: the control group that the workers live in, or None.
         py_spy: the program, or None where it isn't installed.
+        seat: says where this node sits among others.
     """
 
     node: int = 0
@@ -70,6 +72,7 @@ class Sources:
     kernel: KernelLog = field(default_factory=KernelLog)
     memory: cgroup.MemoryGroup | None = field(default_factory=cgroup.find)
     py_spy: str | None = field(default_factory=pyspy.find)
+    seat: Callable[[], Seat | None] = lambda: None
 
     @classmethod
     def of_this_host(cls, environment: Mapping[str, str], node: int = 0) -> Sources:
@@ -92,7 +95,7 @@ _HANG = _Budget(dumps=1.5, settle=0.1, spies=3.0, kernel=0.2)
 
 
 class Collector:
-    """Collects evidence of one worker group after another. Used by the agent's main thread alone."""
+    """Collects evidence of one worker group after another. Used by the agent's main thread, or while it waits."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -104,7 +107,13 @@ class Collector:
         self._before = self._memory()
 
     def collect(
-        self, ranks: Sequence[LiveRank], time: float, hang: Verdict | None = None, *, thorough: bool
+        self,
+        ranks: Sequence[LiveRank],
+        time: float,
+        hang: Verdict | None = None,
+        *,
+        thorough: bool,
+        over: Callable[[], bool] = lambda: False,
     ) -> Evidence:
         """See what all ranks of this node and the kernel have to say, while the ranks are as they were found.
 
@@ -113,14 +122,15 @@ class Collector:
             time: seconds since 1970 of the moment that something was noticed.
             hang: the verdict of the watch, where that is why.
             thorough: whether there are seconds for it, or a restart waits.
+            over: whoever asked waits no more: no process gets a signal from then on.
         """
         budget = _HANG if thorough else _A_RANK_DIED
         looks = {each.rank: process_state.look(each.pid) for each in ranks if each.exit_code is None}
         living = {each: looks[each.rank] for each in ranks if each.rank in looks and looks[each.rank].lives}
-        dumped = self._stacks(living, budget)
+        dumped = self._stacks(living, budget, over)
         memory = self._memory()
         return Evidence(
-            ranks=tuple(_evidence(each, looks.get(each.rank), dumped.get(each.rank, ())) for each in ranks),
+            ranks=tuple(left_by(each, looks.get(each.rank), dumped.get(each.rank, ())) for each in ranks),
             node=self._sources.node,
             host=self._sources.host,
             time=time,
@@ -128,20 +138,34 @@ class Collector:
             memory=_in_words(memory, self._before),
             kernel=self._sources.kernel.lines(budget.kernel),
             hang=hang,
+            seat=self._sources.seat(),
         )
+
+    def afterwards(self, ranks: Sequence[LiveRank], time: float) -> Evidence:
+        """What there is to see of ranks that had to be ended before anybody looked: what they left in their files.
+
+        Args:
+            ranks: all of them, as they were before that.
+            time: seconds since 1970 of that moment.
+        """
+        found = tuple(left_by(each, None, ()) for each in ranks)
+        source = self._sources
+        return Evidence(found, node=source.node, host=source.host, time=time, seat=source.seat())
 
     def close(self) -> None:
         """Close what is open."""
         self._sources.kernel.close()
 
-    def _stacks(self, living: Mapping[LiveRank, ProcessState], budget: _Budget) -> dict[int, tuple[str, ...]]:
+    def _stacks(
+        self, living: Mapping[LiveRank, ProcessState], budget: _Budget, over: Callable[[], bool]
+    ) -> dict[int, tuple[str, ...]]:
         """Stacks by rank: its own answer, or else what py-spy sees, where there is time for it."""
         start = clock.monotonic()
         program = self._sources.py_spy if budget.spies else None
         spies = pyspy.Spies(program, {each.pid: each.directory for each in living}) if program else None
         if spies is not None:
             spies.start()
-        asked = {each.rank: dumping.ask(each.pid, each.directory, look) for each, look in living.items()}
+        asked = {each.rank: dumping.ask(each.pid, each.directory, look, over) for each, look in living.items()}
         dumping.wait(filter(None, asked.values()), start + budget.dumps, budget.settle)
         seen = spies.finish(start + budget.spies) if spies is not None else {}
         own = {rank: each.main_thread() for rank, each in asked.items() if each is not None}
@@ -165,8 +189,14 @@ def _in_words(use: cgroup.MemoryUse, before: cgroup.MemoryUse) -> str:
     return f"the control group uses {use.used / 1e9:.2f} GB of memory, with {limit}{times}"
 
 
-def _evidence(rank: LiveRank, look: ProcessState | None, stack: tuple[str, ...]) -> RankEvidence:
-    """What one rank left in its directory, put together with what was seen of its process."""
+def left_by(rank: LiveRank, look: ProcessState | None, stack: tuple[str, ...]) -> RankEvidence:
+    """What one rank left in its directory, put together with what was seen of its process.
+
+    Args:
+        rank: as it is known.
+        look: at its process; None where it has ended, or ran elsewhere.
+        stack: of its main thread, innermost frame first; empty where it wasn't seen.
+    """
     return RankEvidence(
         rank=rank.rank,
         local_rank=rank.local_rank,

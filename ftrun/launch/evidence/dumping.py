@@ -12,7 +12,7 @@ from ftrun.launch.evidence import process_state, stacks
 from ftrun.launch.evidence.tail import read_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ftrun.launch.evidence.process_state import ProcessState
@@ -59,7 +59,7 @@ class Dump:
         return read_at(self.path, start, _LARGEST).decode(errors="replace")
 
 
-def ask(pid: int, directory: Path, state: ProcessState) -> Dump | None:
+def ask(pid: int, directory: Path, state: ProcessState, over: Callable[[], bool] = lambda: False) -> Dump | None:
     """Send the signal to one worker, unless it can't take it.
 
     Where there is no handler the signal would end the process, so only those that have one get it. A stopped process
@@ -69,6 +69,7 @@ def ask(pid: int, directory: Path, state: ProcessState) -> Dump | None:
         pid: a child that has not been waited for, so that the number can't have passed to somebody else.
         directory: the worker's own.
         state: a look at it from just now.
+        over: it may have been waited for meanwhile: storage can take long to say how large a file is.
 
     Returns:
         The dump to come, or None where there will be none.
@@ -78,6 +79,8 @@ def ask(pid: int, directory: Path, state: ProcessState) -> Dump | None:
     path = directory / dump.FILE
     try:
         size = os.stat(path).st_size
+        if over():
+            return None
         os.kill(pid, dump.SIGNAL)
     except OSError:
         return None

@@ -51,6 +51,34 @@ class RankEvidence:
 
 
 @dataclass(frozen=True)
+class ClockOffset:
+    """How far a node's wall clock is ahead of that of its round's first node. It orders a story, and decides nothing.
+
+    Attributes:
+        seconds: what it is ahead, negative where it is behind.
+        uncertainty: it may be so many seconds more or less.
+    """
+
+    seconds: float
+    uncertainty: float
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A node's place among the nodes of an attempt.
+
+    Attributes:
+        generation: number of their round.
+        hosts: names of all of them, in the order of their numbers.
+        clock: of this node; None where it isn't known.
+    """
+
+    generation: int
+    hosts: tuple[str, ...]
+    clock: ClockOffset | None = None
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What is known of all ranks of this node, and of the host.
 
@@ -63,6 +91,7 @@ class Evidence:
         memory: how full this control group was, in words; empty where the kernel doesn't say.
         kernel: lines of the kernel log since the attempt began that speak of these processes, of memory or of devices.
         hang: the verdict of the watch, where that is what ended the attempt.
+        seat: this node's place, where several nodes take part and meet through ftrun's own rendezvous.
     """
 
     ranks: tuple[RankEvidence, ...]
@@ -73,3 +102,4 @@ class Evidence:
     memory: str = ""
     kernel: tuple[str, ...] = ()
     hang: Verdict | None = field(default=None)
+    seat: Seat | None = None

@@ -1,22 +1,24 @@
 """The post-mortem of an attempt: ``report.md`` for people, ``failure.json`` for programs, copies of what ranks left.
 
-Node 0 writes these names, other nodes put ``n0001-`` before theirs. Written while a restart waits: without ``fsync``,
-in a few milliseconds, and a full disk costs the report, never the restart.
+Written while a restart waits: without ``fsync``, in a few milliseconds, and a full disk costs the report, never the
+restart. Nodes that meet through ftrun's own rendezvous each write a part (:mod:`~ftrun.launch.evidence.parts`), and the
+two files tell of all of them (:mod:`~ftrun.launch.evidence.joined`). Where torch's backends are used each node tells of
+itself: node 0 under these names, other nodes with ``n0001-`` before theirs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import enum
 import json
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ftrun import dump
-from ftrun.launch.evidence import pyspy
+from ftrun.launch.evidence import joined, parts, pyspy
 from ftrun.launch.evidence import report as postmortem_report
+from ftrun.launch.evidence.files import encoded, put, to_json
 from ftrun.launch.evidence.tail import read_at
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ def write(
     Returns:
         The report, or None where it couldn't be written.
     """
+    if evidence.seat is not None:
+        return _write_part(run_dir, attempt, parts.Part(evidence, "", failure, decision, tuple(timeline)))
     directory = run_dir.postmortem(attempt)
     prefix = _prefix(evidence.node)
     facts = {
@@ -76,17 +80,24 @@ def write(
     logs = {each.rank: run_dir.worker(attempt, evidence.node, each.rank) for each in evidence.ranks}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _put(directory / f"{prefix}{FAILURE}", _json(facts))
+        put(directory / f"{prefix}{FAILURE}", to_json(facts))
         copies = _copy(directory, evidence.node, logs)
         places = {rank: os.path.relpath(path, directory) for rank, path in logs.items()}
         report = directory / f"{prefix}{REPORT}"
-        _put(report, postmortem_report.render(story, places, copies))
+        put(report, postmortem_report.render(story, places, copies))
     except (OSError, ValueError):  # a full disk, a directory that is gone, a text that is none
         return None
     return report
 
 
-def append_restart(run_dir: RunDir, attempt: int, seconds: Mapping[str, float], lost_steps: int, node: int = 0) -> None:
+def append_restart(
+    run_dir: RunDir,
+    attempt: int,
+    seconds: Mapping[str, float],
+    lost_steps: int,
+    node: int = 0,
+    read: Mapping[str, int] | None = None,
+) -> None:
     """Add where the seconds of the restart after a failed attempt went, once that is known.
 
     Args:
@@ -94,17 +105,37 @@ def append_restart(run_dir: RunDir, attempt: int, seconds: Mapping[str, float], 
         attempt: number of the attempt that failed.
         seconds: of each part, in order.
         lost_steps: steps that are done a second time.
-        node: number of this node.
+        node: number of this node, where it tells of itself alone.
+        read: bytes of the checkpoint that this node has read, by the tier that they came from.
     """
+    restart = {"seconds": dict(seconds), "total": math.fsum(seconds.values()), "lost_steps": lost_steps}
+    restart["read"] = dict(read or {})
+    # The node may have another number by now: who has decided is told by its part.
+    own = next((each for each in parts.read_all(run_dir, attempt) if each.decision is not None), None)
+    if own is not None:
+        with contextlib.suppress(OSError):
+            parts.write(run_dir, attempt, replace(own, restart=restart))
+        joined.join(run_dir, attempt)
+        return
     directory, prefix = run_dir.postmortem(attempt), _prefix(node)
     path = directory / f"{prefix}{FAILURE}"
     with contextlib.suppress(OSError, ValueError, TypeError):
         facts = json.loads(path.read_bytes())
-        restart = {"seconds": dict(seconds), "total": math.fsum(seconds.values()), "lost_steps": lost_steps}
-        _put(path, _json({**facts, "restart": restart}))
+        put(path, to_json({**facts, "restart": restart}))
     with contextlib.suppress(OSError), (directory / f"{prefix}{REPORT}").open("r+b") as file:
         file.seek(0, os.SEEK_END)
-        file.write(_bytes(postmortem_report.restart_section(seconds, lost_steps)))
+        file.write(encoded(postmortem_report.restart_section(seconds, lost_steps, read)))
+
+
+def _write_part(run_dir: RunDir, attempt: int, part: parts.Part) -> Path | None:
+    """A node's own part, and what it makes together with those that are there already; others will come."""
+    logs = {each.rank: run_dir.worker(attempt, part.node, each.rank) for each in part.evidence.ranks}
+    try:
+        parts.write(run_dir, attempt, part)
+        _copy(run_dir.postmortem(attempt), part.node, logs)
+    except (OSError, ValueError):
+        return None
+    return joined.join(run_dir, attempt, whole=False)
 
 
 def _prefix(node: int) -> str:
@@ -123,38 +154,3 @@ def _copy(directory: Path, node: int, logs: Mapping[int, Path]) -> tuple[str, ..
                 names.append(name)
                 left -= len(data)
     return tuple(names)
-
-
-def _put(path: Path, data: str) -> None:
-    """Whole or not at all for who reads it now; after a power loss it may be missing."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(_bytes(data))
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")
-
-
-def _json(facts: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(facts), indent=1, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: dataclasses become objects, enums their values, what is no number null."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, enum.Enum):
-        return value.name.lower() if isinstance(value, int) else _plain(value.value)
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)

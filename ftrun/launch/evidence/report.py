@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ftrun.goodput import tiers
 from ftrun.launch.evidence.tail import shown
 from ftrun.launch.failures.failure import signal_name
 from ftrun.launch.failures.kinds import Kind
@@ -37,11 +38,11 @@ _MOST_TRACEBACK_LINES = 80
 
 @dataclass(frozen=True)
 class Story:
-    """What a report tells."""
+    """What a report tells; the decision is None where no node has taken one."""
 
     attempt: int
     failure: Failure
-    decision: Decision
+    decision: Decision | None
     evidence: Evidence
     timeline: tuple[tuple[float, str], ...] = ()
 
@@ -66,47 +67,77 @@ def render(story: Story, places: Mapping[int, str], copies: Sequence[str]) -> st
         places: directory of each rank, as the report's reader finds it.
         copies: names of the files beside the report.
     """
-    sections = [
+    return put_together([*verdict(story), *of_the_node(story), *files(places, copies)])
+
+
+Section = tuple[str, "Iterable[str]"]
+"""A title, and lines; one without lines is left out."""
+
+
+def verdict(story: Story) -> list[Section]:
+    """What a report begins with."""
+    return [
         (f"# Attempt {story.attempt}: {story.failure.kind.value}", _summary(story)),
         ("## Why this verdict", _reasons(story)),
+    ]
+
+
+def of_the_node(story: Story) -> list[Section]:
+    """What one node saw."""
+    return [
         (f"## Rank {story.failure.rank}, at fault", _culprit(story)),
         (f"## All ranks of node {story.evidence.node}", _table(story)),
         ("## What the kernel said", _kernel(story.evidence)),
         ("## What happened when", _times(story)),
-        ("## Where to look further", _files(places, copies)),
     ]
+
+
+def files(places: Mapping[int, str], copies: Sequence[str]) -> list[Section]:
+    """Where there is more."""
+    return [("## Where to look further", _files(places, copies))]
+
+
+def put_together(sections: Iterable[Section]) -> str:
+    """Sections as one text."""
     return "\n".join(
         f"{title}\n\n{text}" for title, lines in sections if (text := "\n".join(lines).rstrip() + "\n") != "\n"
     )
 
 
-def restart_section(seconds: Mapping[str, float], lost_steps: int) -> str:
-    """Where the seconds of the restart went, to be added to a report."""
-    parts = [f"| {_cell(name)} | {value:.3f} |" for name, value in seconds.items()]
+def restart_section(seconds: Mapping[str, float], lost_steps: int, read: Mapping[str, int] | None = None) -> str:
+    """Where the seconds of the restart went, to be added to a report; and which tiers the checkpoint was read from."""
+    parts = [f"| {cell(name)} | {value:.3f} |" for name, value in seconds.items()]
     lines = [
         "",
         "## The restart",
         "",
-        f"Training went on after {sum(seconds.values()):.3f} s. {_count(lost_steps, 'step')} had to be done again.",
+        f"Training went on after {sum(seconds.values()):.3f} s. {count(lost_steps, 'step')} had to be done again.",
         "",
         "| part | seconds |",
         "|---|---:|",
         *parts,
     ]
+    if read and any(read.values()):
+        lines += ["", f"Of the checkpoint this node read {tiers.text(read)}."]
     return "\n".join(lines) + "\n"
 
 
 def _summary(story: Story) -> Iterator[str]:
     failure, evidence, decision = story.failure, story.evidence, story.decision
-    victims = f" {_ranks(failure.victims)} fell with it." if failure.victims else ""
+    victims = f" {ranks_in_words(failure.victims)} fell with it." if failure.victims else ""
     host = f" ({evidence.host})" if evidence.host and failure.node == evidence.node else ""
-    yield f"{_sentence(shown(failure.message))} On node {failure.node}{host}, {_clock(story.zero)}.{victims}"
-    yield ""
+    yield f"{sentence(shown(failure.message))} On node {failure.node}{host}, {wall_clock(story.zero)}.{victims}"
+    if decision is not None:
+        yield ""
+        yield decided(decision)
+
+
+def decided(decision: Decision) -> str:
+    """What follows from a failure."""
     if not decision.restart:
-        yield f"**Not restarted** (exit code {decision.exit_code}): {decision.reason}."
-    else:
-        wait = f" after {decision.delay:g} s" if decision.delay else ""
-        yield f"**Restarted**{wait}: {decision.reason}."
+        return f"**Not restarted** (exit code {decision.exit_code}): {decision.reason}."
+    wait = f" after {decision.delay:g} s" if decision.delay else ""
+    return f"**Restarted**{wait}: {decision.reason}."
 
 
 def _reasons(story: Story) -> Iterator[str]:
@@ -115,7 +146,7 @@ def _reasons(story: Story) -> Iterator[str]:
     if evidence.hang is not None:
         yield f"- watch: {shown(evidence.hang.why)}"
     if evidence.oom_kills:
-        killed = _count(evidence.oom_kills, "process", "processes")
+        killed = count(evidence.oom_kills, "process", "processes")
         yield f"- the kernel killed {killed} of this control group for want of memory"
     if evidence.memory and failure.kind in _OF_MEMORY:
         yield f"- memory: {evidence.memory}"
@@ -123,7 +154,7 @@ def _reasons(story: Story) -> Iterator[str]:
     yield f"- {'may pass with a restart' if failure.retryable else 'would happen again after a restart'}"
     if failure.would_change:
         yield ""
-        yield f"What would change it: {_sentence(shown(failure.would_change))}"
+        yield f"What would change it: {sentence(shown(failure.would_change))}"
 
 
 def _culprit(story: Story) -> Iterator[str]:
@@ -131,7 +162,7 @@ def _culprit(story: Story) -> Iterator[str]:
     if rank is None:
         yield f"It ran on node {story.failure.node}, whose own report is beside this one."
         return
-    yield f"{_sentence(_end(rank))} {_progress(rank)}"
+    yield f"{sentence(ended(rank))} {_progress(rank)}"
     if rank.error is not None:
         trace = rank.error.traceback.rstrip().split("\n")[-_MOST_TRACEBACK_LINES:]
         yield from _fenced("Its error:", trace if any(trace) else rank.error.message.split("\n"))
@@ -148,8 +179,8 @@ def _table(story: Story) -> Iterator[str]:
         when = f"{each.exited_at - story.zero:+.3f} s" if each.exited_at else ""
         step, phase = (str(each.beat.step), each.beat.phase.name.lower()) if each.beat else ("", "")
         state = f"{_STATES.get(each.state, each.state)}{f' in {each.waits_in}' if each.waits_in else ''}"
-        cells = [str(each.rank), str(each.pid or ""), _end(each), when, step, phase, state, where(each.stack)]
-        yield "| " + " | ".join(map(_cell, cells)) + " |"
+        cells = [str(each.rank), str(each.pid or ""), ended(each), when, step, phase, state, where(each.stack)]
+        yield "| " + " | ".join(map(cell, cells)) + " |"
 
 
 def _kernel(evidence: Evidence) -> Iterator[str]:
@@ -157,9 +188,9 @@ def _kernel(evidence: Evidence) -> Iterator[str]:
 
 
 def _times(story: Story) -> Iterator[str]:
-    ends = [(each.exited_at, f"rank {each.rank}: {_end(each)}") for each in story.evidence.ranks if each.exited_at]
+    ends = [(each.exited_at, f"rank {each.rank}: {ended(each)}") for each in story.evidence.ranks if each.exited_at]
     moments = sorted([*story.timeline, *ends, (story.evidence.time, "noticed")])
-    yield f"Zero is {_clock(story.zero)}."
+    yield f"Zero is {wall_clock(story.zero)}."
     yield ""
     yield from (f"- {at - story.zero:+.3f} s  {shown(what)}" for at, what in moments if at)
 
@@ -169,7 +200,8 @@ def _files(places: Mapping[int, str], copies: Sequence[str]) -> Iterator[str]:
     yield from (f"- `{name}`" for name in copies)
 
 
-def _end(rank: RankEvidence) -> str:
+def ended(rank: RankEvidence) -> str:
+    """How a rank ended, or where it was found."""
     if rank.exit_code is None:
         if rank.state in ("Z", "X"):
             return "was dead and not yet seen"
@@ -197,7 +229,7 @@ def _fenced(title: str, lines: Sequence[str]) -> Iterator[str]:
     yield from (f"{fence}text", *clean, fence)
 
 
-def _ranks(ranks: Iterable[int]) -> str:
+def ranks_in_words(ranks: Iterable[int]) -> str:
     """``Ranks 0-2, 5``."""
     numbers, spans = sorted(set(ranks)), []
     for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
@@ -206,21 +238,25 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"Rank{'s' * (len(numbers) > 1)} {', '.join(spans)}"
 
 
-def _clock(at: float) -> str:
+def wall_clock(at: float) -> str:
+    """A moment, for people."""
     try:
         return dt.datetime.fromtimestamp(at).astimezone().isoformat(sep=" ", timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
         return "at a time unknown"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """A text in a table."""
     return shown(text).replace("|", "\\|")
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """A text as a sentence."""
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _count(number: int, one: str, many: str = "") -> str:
+def count(number: int, one: str, many: str = "") -> str:
+    """``1 step``, ``2 steps``."""
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Failure", "Kind", "explain", "shell_code", "signal_name"]
 
-# An error that came this much before a process was killed was there first. Less tells nothing: a dying process
-# lets go of its connections well before its end is seen.
-_CLEARLY_BEFORE = 5.0
+CLEARLY_BEFORE = 5.0
+"""An error that came this much before a process was killed was there first. Less tells nothing: a dying process lets go
+of its connections well before its end is seen."""
 
 # What a faulty device, link or memory bank can look like. A ValueError is none of it.
 _LIKE_HARDWARE = {
@@ -101,10 +101,15 @@ def explain(evidence: Evidence) -> Failure:
     Args:
         evidence: of an attempt in which a rank ended with an error, or that the watch found hung.
     """
-    signs = host_signs.read(evidence.kernel)
-    read = {each.rank: ranks_end.read(each, evidence, signs) for each in evidence.ranks if _is_over(each)}
+    signs, read = host_signs.read(evidence.kernel), ends(evidence)
     found = _fallen(evidence, read) if read else _hung(evidence)
     return _failure(_with_host(found, evidence, signs), evidence, read)
+
+
+def ends(evidence: Evidence) -> dict[int, Symptom]:
+    """What each rank that is over looks like by itself, by rank."""
+    signs = host_signs.read(evidence.kernel)
+    return {each.rank: ranks_end.read(each, evidence, signs) for each in evidence.ranks if _is_over(each)}
 
 
 def _is_over(each: RankEvidence) -> bool:
@@ -127,17 +132,17 @@ def _first(over: Sequence[RankEvidence], read: dict[int, Symptom]) -> RankEviden
     nearest = min(over, key=lambda each: _order(each, read[each.rank]))
     errors = [each for each in over if read[each.rank].standing is Standing.ERROR and each.error is not None]
     if read[nearest.rank].standing is Standing.SIGNAL and errors:
-        error = min(errors, key=_moment)
-        if _moment(error) + _CLEARLY_BEFORE < nearest.exited_at:
+        error = min(errors, key=moment)
+        if moment(error) + CLEARLY_BEFORE < nearest.exited_at:
             return error
     return nearest
 
 
 def _order(each: RankEvidence, symptom: Symptom) -> tuple[int, bool, float, int]:
-    return symptom.standing, "log says" not in symptom.note, _moment(each), each.rank
+    return symptom.standing, "log says" not in symptom.note, moment(each), each.rank
 
 
-def _moment(each: RankEvidence) -> float:
+def moment(each: RankEvidence) -> float:
     """When it failed, as exactly as is known. Whole seconds are torch's way of writing times, and may be one early."""
     time = each.error.time if each.error is not None else 0.0
     if time > 0 and (not time.is_integer() or not each.exited_at):

@@ -31,6 +31,7 @@ _RECORD_SECONDS = 2.0
 _WARM_UP_SECONDS = 300.0
 _ANSWER_SECONDS = 10.0
 _ANSWER_WARM = 3.0
+_SLICE_SECONDS = 1.0
 
 
 class Standbys:
@@ -198,7 +199,7 @@ class Standbys:
         deadline = time.monotonic() + patience
         open_ = dict(self._offered)
         while open_ and (left := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select(list(open_.values()), [], [], left)
+            readable, _, _ = select.select(list(open_.values()), [], [], min(left, _SLICE_SECONDS))
             for local_rank, parked in list(open_.items()):
                 if parked in readable:
                     parked.listen()
