@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ftrun.checkpoint.keeper.courtesy import SHARE, Courtesy, Look, look, pause
+from ftrun.checkpoint.keeper.courtesy import SHARE, Courtesy, Look, look, pause, to_give
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,30 @@ def test_on_the_whole_no_more_than_the_share_is_taken() -> None:
     assert own / (cores * now) == pytest.approx(SHARE, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("elapsed", "given", "left"),
+    [
+        (0.0, 0.0, 3.0),  # some seconds, however little there is to do
+        (3.5, 3.0, 0.0),
+        (10.0, 0.0, 20.0),
+        (10.0, 6.0, 2.0),
+        (30.0, 20.0, 0.0),  # three times the ten seconds that it took
+        (1.0, 1.2, 1.8),  # the last pause isn't over
+    ],
+)
+def test_what_it_costs_is_bounded(elapsed: float, given: float, left: float) -> None:
+    assert to_give(elapsed, given) == pytest.approx(left)
+
+
+def test_work_takes_three_times_its_time_at_most() -> None:
+    now, given, work = 0.0, 0.0, 0.0
+    while work < 10.0:  # beside others that never leave it more than its share
+        now, work = now + 0.05, work + 0.05
+        seconds = min(0.25, to_give(now, given))
+        now, given = now + seconds, given + seconds
+    assert 29.0 < now < 30.5
+
+
 def test_the_times_are_those_of_the_machine_and_this_process() -> None:
     first = look()
     end = time.process_time() + 0.1
@@ -78,3 +102,15 @@ def test_work_beside_others_is_spread_over_time() -> None:
         courtesy.pause()
     # Without pauses twice as many processes as cores leave it a third of one: a third of a second.
     assert time.monotonic() - began > 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_busy")
+def test_a_last_save_gives_way_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    time.sleep(0.5)
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    courtesy, end = Courtesy(lambda: True), time.process_time() + 0.1
+    while time.process_time() < end:
+        courtesy.pause()
+    assert not slept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -71,7 +70,7 @@ def test_each_node_reads_from_where_it_is_nearest(run: Run) -> None:
     one.seal(made, [0])
     two.seal(made, [1])
     (begun, _) = run.meet(one, two)
-    shutil.rmtree(two.tier.path / "r00001")  # a node that is new, or was switched off and on
+    two.tier.drop(1)  # a node that is new, or was switched off and on
     root = one.rounds._root
     for launcher, sealed in ((one, [0]), (two, [])):
         stored = open_stored(root, begun.resume, 0, 2, tier=launcher.tier)

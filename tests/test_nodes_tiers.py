@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import slow_mount
 import torch
 from conftest import eventually
+from hung_mount import HungMount
 from loading_kit import flip
 from nodes_kit import run_fixture, snapshot  # noqa: F401 - a fixture
 
@@ -237,6 +241,36 @@ def of_both(run_dir: RunDir, made: Written) -> list[dict[str, Any]]:
     return nodes if all(there) else []
 
 
+_TOLD = """
+import os, sys
+from pathlib import Path
+from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.keeper.inventory import Inventory
+from ftrun.checkpoint.memory.tier import Tier
+
+config = KeeperConfig(sys.argv[1], "run", "root", {}, "", 0, 1, None, None, os.getpid(), shared=True)
+inventory = Inventory(Tier(Path(sys.argv[2])), config)
+inventory.look({}, 0)
+print("looked", flush=True)
+inventory.close(0)
+os._exit(0)
+"""
+
+
+@pytest.mark.skipif(bool(slow_mount.why_not()), reason=slow_mount.why_not())
+def test_a_run_directory_that_hangs_keeps_no_keeper_from_its_work(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    (real / "events").mkdir(parents=True)
+    with HungMount(real, tmp_path / "mount") as mount:
+        command = [sys.executable, "-c", _TOLD, str(mount.path), str(tmp_path / "tier")]
+        mount.hang()
+        assert subprocess.run(command, capture_output=True, text=True, timeout=30).stdout == "looked\n"
+        mount.go_on()
+        subprocess.run(command, check=True, timeout=30)
+        (told,) = [each.event for each in events.read(RunDir(real).events())]
+        assert isinstance(told, events.InMemory)
+
+
 def test_status_in_words(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.events().parent.mkdir()
@@ -258,6 +292,17 @@ def test_status_in_words(tmp_path: Path) -> None:
         "             n2: 1.2 MB from the checkpoint root",
     ]
     assert len(status_memory.memory_text(found, running=False)) == 3
+
+
+def test_status_says_nothing_of_nodes_from_which_nothing_can_come(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.create({"run_id": "run", "shared_run_dir": False})
+    write(run_dir, 1, events.Met(1, "", ["n1", "n2"], 1, "n2", 1))
+    found = status_memory.memory(run_dir, list(events.read(run_dir.events(1))))
+    assert status_memory.memory_text(found, running=True) == [], "no script that takes checkpoints"
+    write(run_dir, 1, events.InMemory("n2", str(named(4, 10)), 7, 80.0))
+    found = status_memory.memory(run_dir, list(events.read(run_dir.events(1))), now=100.0)
+    assert status_memory.memory_text(found, running=True) == ["  memory     n2: step 10, 20 s old"]
 
 
 def write(run_dir: RunDir, node: int, event: events.Event) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ftrun import events
 from ftrun.checkpoint.layout import AttemptName
 from ftrun.config.units import format_duration
+from ftrun.errors import RunDirError
 from ftrun.goodput import tiers
 
 if TYPE_CHECKING:
@@ -53,13 +54,22 @@ def memory(run_dir: RunDir, records: Sequence[Record], now: float | None = None)
     now = time.time() if now is None else now
     hosts, by_epoch, attempt = _rounds(records)
     told = _told(run_dir, attempt)
+    nodes = [_node(told.of(host, node), host, node, by_epoch, now) for node, host in enumerate(hosts)]
     return {
-        "nodes": [_node(told.of(host, node), host, node, by_epoch, now) for node, host in enumerate(hosts)],
+        # What the others say stays with them where each has a run directory of its own.
+        "nodes": nodes if _is_shared(run_dir) else [each for each in nodes if each["told"]],
         "restored": [
             {"node": node, "host": hosts[node] if node < len(hosts) else "", **_restored(event)}
             for node, event in sorted(told.restored.items())
         ],
     }
+
+
+def _is_shared(run_dir: RunDir) -> bool:
+    try:
+        return bool(run_dir.identity().get("shared_run_dir", True))
+    except RunDirError:
+        return True
 
 
 def _rounds(records: Iterable[Record]) -> tuple[list[str], dict[int, list[str]], int]:
@@ -136,7 +146,10 @@ def memory_text(document: dict[str, Any], *, running: bool) -> list[str]:
         document: from :func:`memory`.
         running: the run goes on: what was in memory at its end is of no interest, and gone.
     """
-    lines = _few([_node_text(each) for each in document["nodes"]]) if running else []
+    nodes = document["nodes"] if running else []
+    if not any(each["told"] for each in nodes):  # as it is where no Session takes checkpoints
+        nodes = []
+    lines = _few([_node_text(each) for each in nodes])
     shown = [f"  {'memory' if not number else '':<10} {line}" for number, line in enumerate(lines)]
     return [*shown, *_restored_text(document["restored"])]
 

@@ -12,6 +12,7 @@ from ftrun.checkpoint import epochs, retention
 from ftrun.checkpoint.keeper import commit, scan
 from ftrun.checkpoint.keeper.commit import Ballot, Verdict
 from ftrun.checkpoint.keeper.copying import Copier, Source, SourceError
+from ftrun.checkpoint.keeper.courtesy import Courtesy
 from ftrun.checkpoint.keeper.decide import Stage
 from ftrun.checkpoint.keeper.mappings import Mappings
 from ftrun.checkpoint.keeper.pending import Pending
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TAKEN = "its slot is being taken for another snapshot"
+_LAST = ("stop", "last")
+"""Reasons of saves after which nobody trains here: their commit is all that is waited for."""
 
 
 @dataclass
@@ -53,6 +56,7 @@ class Jobs:
         limiter: for all bytes of the node.
         faults: scripted ones.
         meters: bytes copied, by attempt.
+        closing: nobody will seal anything any more: there is no training to give way to.
         node: number of this node in the epoch that runs now. What it says of an attempt bears the number that it had
             in that one's epoch: numbers change hands when nodes come and go, and within an epoch they don't.
     """
@@ -63,6 +67,7 @@ class Jobs:
     limiter: Limiter
     faults: Faults
     meters: dict[str, Meter] = field(default_factory=dict)
+    closing: bool = False
     node: int = field(init=False)
     _copied: dict[tuple[str, str], dict[str, FileRecord]] = field(default_factory=dict)
     _ballots: dict[str, Ballot] = field(default_factory=dict)
@@ -224,7 +229,8 @@ class Jobs:
         meter = self.meters[attempt] = Meter(work.size)
         meter.add(sum(record.size for record in copied.values()))
         storage = self.root.storage if stage == "root" or self.local is None else self.local.storage
-        copier = Copier(self.limiter, meter, self.faults, stage, self._mappings)
+        courtesy = Courtesy(lambda: self.closing or work.first.reason in _LAST)
+        copier = Copier(self.limiter, meter, self.faults, stage, self._mappings, courtesy)
         copier.copy(storage, directory, sources, copied)
         return dict(copied)
 

@@ -244,6 +244,7 @@ class Loop:
         closing = self._inbox.terminated or orphaned
         if closing and self._closing_since is None:
             self._closing_since = now
+            self._jobs.closing = True
             self._lost = False
         return closing
 
