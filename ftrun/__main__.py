@@ -27,9 +27,13 @@ def main() -> None:
 
             app(obj=standbys)
     except KeyboardInterrupt:
+        _end_before_torch_does(130)
         raise SystemExit(130) from None
     except SystemExit as end:
         _end_before_torch_does(end.code)
+        raise
+    except Exception as error:  # a mistake of ftrun's own, which is shown in full
+        _end_before_torch_does(1, error)
         raise
 
 
@@ -46,7 +50,7 @@ def _workers_under_way(arguments: list[str]) -> contextlib.AbstractContextManage
     return early.begin(arguments, os.environ)
 
 
-def _end_before_torch_does(code: object) -> None:
+def _end_before_torch_does(code: object, error: Exception | None = None) -> None:
     """End at once where a thread is in a call to a store of torch's, which aborts an interpreter that ends.
 
     Nothing ends such a call before its time, and the name server may have it wait for ten seconds.
@@ -54,6 +58,8 @@ def _end_before_torch_does(code: object) -> None:
     line = sys.modules.get("ftrun.rendezvous.line")
     if line is None or line.settle(0.0):
         return
+    if error is not None:
+        sys.excepthook(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,19 +19,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# Other nodes go on without it at once, if it is told so.
+# Other nodes go on without it after so many seconds, and don't answer when it says goodbye.
 PROGRAM = """
-import sys
+import sys, time
 from pathlib import Path
 from ftrun.data.filler.places import read_json
+from ftrun.launch import main_thread
 from ftrun.launch.main_thread import Watchdog
+
+started = time.monotonic()
 
 class Others:
     def stands_still(self, where): print("others:", where or "it goes on", flush=True)
-    def left_behind(self): return "they went on" if len(sys.argv) > 2 else ""
+    def left_behind(self): return "they went on" if time.monotonic() - started > float(sys.argv[2]) else ""
     def end_workers(self): print("workers are ended", flush=True)
-    def leave(self, where): return 75
+    def code(self): return 75
+    def leave(self, where): print("goodbye", flush=True); time.sleep(100)
 
+main_thread._LEAVE_SECONDS = 0.5
 with Watchdog(lambda text: print(text, flush=True), 0.3) as watchdog:
     watchdog.company = Others()
     read_json(Path(sys.argv[1]))
@@ -40,16 +46,21 @@ with Watchdog(lambda text: print(text, flush=True), 0.3) as watchdog:
 class Program:
     """The program, which waits at a pipe."""
 
-    def __init__(self, directory: Path, *more: str) -> None:
+    def __init__(self, directory: Path, left_after: float = 1000.0) -> None:
         self.pipe = directory / "n0002.json"
         os.mkfifo(self.pipe)
         self.out = directory / "out.txt"
         with self.out.open("w") as out:
-            command = [sys.executable, "-c", PROGRAM, str(self.pipe), *more]
+            command = [sys.executable, "-c", PROGRAM, str(self.pipe), str(left_after)]
             self.process = subprocess.Popen(command, stdout=out, stderr=out)
 
     def says(self, word: str) -> None:
         eventually(lambda: word in self.out.read_text(), 20, f"{word!r}")
+
+    def said(self, word: str) -> float:
+        """When it did."""
+        self.says(word)
+        return time.monotonic()
 
 
 @pytest.fixture
@@ -77,13 +88,19 @@ def test_where_it_stands_is_said_and_that_it_goes_on(tmp_path: Path, programs: l
 def test_a_node_without_which_the_others_went_on_ends_its_workers_and_leaves(
     tmp_path: Path, programs: list[Program]
 ) -> None:
-    programs.append(program := Program(tmp_path, "they go on"))
+    programs.append(program := Program(tmp_path, 0.0))
     assert program.process.wait(20) == 75
     lines = program.out.read_text().splitlines()
-    words = ["others: open, called by", "stood still for", "workers are ended", "they went on: the workers here are"]
+    words = ["others: open, called by", "stood still for", "workers are ended", "they went on:", "goodbye"]
     found = [next(number for number, line in enumerate(lines) if word in line) for word in words]
     assert sorted(found) == found
     assert "it leaves with exit code 75" in lines[-1]
+
+
+def test_it_has_its_time_from_when_the_others_went_on(tmp_path: Path, programs: list[Program]) -> None:
+    programs.append(program := Program(tmp_path, 2.0))  # most of them have stood still for long by then
+    ended = program.said("workers are ended")
+    assert program.said("goodbye") - ended >= 0.8  # four times the limit, but for how often it is looked here
 
 
 def test_nobody_is_left_out_while_most_stand_still() -> None:
@@ -97,6 +114,14 @@ def test_nobody_is_left_out_while_most_stand_still() -> None:
     assert called.reason == "the launcher on host-n2 stands still in open on /mnt/events"
 
 
+def test_nobody_joins_while_a_node_stands_still() -> None:
+    desk = Desk(Terms(1, 4, last_call=0.2)).started("n1", "n2")
+    desk.set(Phase.RUNNING, "n1", "n2", stuck=True)
+    assert desk.look(who("n3"), seconds=30) == []  # their workers, which are well, would be killed for it
+    desk.set(Phase.RUNNING, "n1", "n2", stuck=False)
+    assert desk.look() == [Called(1, "host-n3 joins", growth=True)]
+
+
 def test_a_lost_node_does_not_count_among_those_that_stand_still() -> None:
     desk = Desk(Terms(1, 4, last_call=0.2)).started("n1", "n2", "n3")
     desk.look(who("n4"))
@@ -104,3 +129,17 @@ def test_a_lost_node_does_not_count_among_those_that_stand_still() -> None:
     desk.silent.add("n2")
     (called,) = [each for each in desk.look(seconds=1.2) if isinstance(each, Called)]
     assert "host-n2 is lost" in called.reason
+
+
+def test_a_watchdog_that_sees_nothing_says_nothing() -> None:
+    program = """
+import resource, time
+from ftrun.launch.main_thread import Watchdog
+
+with Watchdog(print, 0.1):
+    time.sleep(0.05)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # it can open nothing any more
+    time.sleep(0.6)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    assert found.stdout == ""

@@ -43,6 +43,13 @@ def test_options_of_torchs_own_backends_do_no_harm() -> None:
     assert settings.timing.patience < settings.terms.lost_after  # a node that is cut off stops before the others go on
 
 
+def test_who_may_go_on_alone_is_the_same_on_all_nodes() -> None:
+    traits = [read(parameters(**conf), {"a": "b"}, print).traits for conf in ({}, {"quorum": "1"}, {"quorum": "0"})]
+    assert traits[0] == traits[1] == {"a": "b", "--rdzv-conf failover": "1", "--rdzv-conf quorum": "1"}
+    assert traits[2] == {**traits[0], "--rdzv-conf quorum": "0"}
+    assert read(parameters(failover="0"), {}, print).traits["--rdzv-conf failover"] == "0"
+
+
 def test_an_own_address_that_is_a_name_becomes_one_that_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"this-node": ["127.0.1.1", "10.0.0.5"], "only-here": ["127.0.1.1"]}
 

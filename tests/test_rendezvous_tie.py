@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,14 +11,16 @@ from rendezvous_desk import LOOK, Desk, come, inherited, members, who
 
 from ftrun.rendezvous.actions import Formed
 from ftrun.rendezvous.leader import Leader
-from ftrun.rendezvous.model import Beat, Phase, Round, Terms
-from ftrun.rendezvous.note import Board
+from ftrun.rendezvous.model import Beat, Job, Phase, Round, Terms
+from ftrun.rendezvous.note import Board, Note
+from ftrun.rendezvous.noting import Noting
 from ftrun.rendezvous.tie import HEIR_WAITS, Claim
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FOUR = Round(7, tuple(map(who, ("n1", "n2", "n3", "n4"))), "")
+HEIR = Job("a-run", "a-leader", "host-n3", "n3")
 
 
 def halved() -> Desk:
@@ -63,6 +65,7 @@ def test_the_others_half_leaves_it_some_seconds_for_that() -> None:
     assert desk.leader.wanted == ""
     desk.look(seconds=1.7)
     assert desk.leader.wanted == FOUR.key
+    assert desk.leader.lobby().split(";")[0].endswith("or half of them, for which the shared directory is asked")
     assert members(desk.look(claim=Claim(FOUR.key, won=True))) == ["n3", "n4"]
 
 
@@ -95,6 +98,40 @@ def test_nothing_is_claimed_by_fewer_or_by_too_few_or_where_there_is_no_director
     assert alone.leader.wanted == ""
 
 
+@pytest.mark.parametrize("witness", [True, False])
+def test_a_round_that_a_member_may_not_have_seen_does_not_take_the_place_of_the_one_before(witness: bool) -> None:
+    desk = Desk(Terms(1, 4, witness=witness)).started("n1", "n2", "n3")
+    desk.silent.add("n3")
+    desk.look(seconds=1.2)
+    desk.set(Phase.READY, "n1", "n2")
+    assert members(desk.look()) == ["n1", "n2"]
+    desk.set(Phase.RUNNING, "n1", generation=2)
+    desk.silent.add("n2")  # cut off before it has read that: with the third one it is most of the first round
+    assert members(desk.look(seconds=1.5)) == []
+    desk.set(Phase.READY, "n1")
+    assert members(desk.look(seconds=5)) == []
+    assert desk.leader.wanted == ""
+    desk.silent.discard("n2")
+    assert members(desk.look(seconds=desk.terms.last_call + 0.2)) == ["n1", "n2"]
+
+
+def test_of_two_the_one_that_has_not_seen_the_last_round_asks_for_the_same_as_the_leader() -> None:
+    desk = Desk(Terms(1, 2, witness=True)).started("n1", "n2")
+    first = next(each.round for each in desk.log if isinstance(each, Formed))
+    desk.set(Phase.READY, "n1", "n2")
+    desk.look(seconds=0.2)
+    second = next(each.round for each in desk.log if isinstance(each, Formed) and each.round.generation == 2)
+    desk.set(Phase.RUNNING, "n1", generation=2)
+    desk.silent.add("n2")
+    desk.look(seconds=1.5)
+    desk.set(Phase.READY, "n1")
+    desk.look(seconds=0.2)
+    assert desk.leader.wanted == first.key
+    assert members(desk.look(claim=Claim(first.key, won=True), seconds=0.2)) == []
+    assert desk.leader.wanted == second.key  # it may have seen it, too
+    assert members(desk.look(claim=Claim(second.key, won=True))) == ["n1"]
+
+
 def test_a_round_has_a_key_of_its_own_in_every_life_of_a_run() -> None:
     assert FOUR.key == replace(FOUR, reason="another").key
     anew = replace(FOUR, members=(*FOUR.members[:3], replace(who("n4"), node="n4b")))
@@ -114,3 +151,39 @@ def test_of_many_that_claim_a_round_one_is_first_and_stays_it(tmp_path: Path) ->
     (tmp_path / "blocked").touch()
     with pytest.raises(OSError):  # noqa: PT011 - whatever the system says
         Board(tmp_path / "blocked", "a-run").claim(FOUR.key, "n1")
+
+
+@dataclass
+class Wishes:
+    """As the leader of half of the seventh round, for so many looks."""
+
+    looks: int = 2
+    wanted: str = FOUR.key
+    claim: Claim | None = None
+    generation: int = 7
+    latest: int = 7
+    port: int = 77
+    over: bool = False
+    formed: Round = FOUR
+    job: Job = HEIR
+
+    @property
+    def leads(self) -> bool:
+        self.looks -= 1
+        return self.looks >= 0
+
+
+@pytest.mark.parametrize("others", [7, 8])
+def test_half_of_a_round_that_most_have_gone_on_from_is_not_claimed(tmp_path: Path, others: int) -> None:
+    board, leader = Board(tmp_path / "notes", "a-run"), Wishes()
+    board.write(Note("a-run", "another", "host-n1", "10.0.0.1", 77, others, 1))
+    Noting(board, leader, "10.0.0.3")._run()  # type: ignore[arg-type]
+    assert leader.claim == Claim(FOUR.key, won=others == 7)
+    assert (tmp_path / "notes" / f"half-{FOUR.key}").exists() is (others == 7)
+
+
+def test_where_the_storage_is_not_mounted_nothing_is_claimed(tmp_path: Path) -> None:
+    leader = Wishes()
+    Noting(Board(tmp_path / "runs" / "job" / "rendezvous", "a-run"), leader, "10.0.0.3")._run()  # type: ignore[arg-type]
+    assert leader.claim is None
+    assert not list(tmp_path.iterdir())

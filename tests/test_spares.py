@@ -63,9 +63,12 @@ def test_only_spares_that_ask_are_told_and_only_as_long_as_they_do(run: Path, re
     assert Offer.read(offers.offer("train")) != offer
     mine.at(Position(0, 32))
     offering.look(62.0)  # nothing has been heard of it for a minute
-    (offer,) = [Offer.read(offers.offer("train"))]
+    assert not offers.path.exists()
+    offers.ask("b", 2)
+    offering.look(63.0)  # it is there after all
+    offer = Offer.read(offers.offer("train"))
     assert offer is not None
-    assert offer.position == Position(0, 16)
+    assert offer.position == Position(0, 32)
     offers.stop_asking("b")
     assert not offers.path.exists()
 

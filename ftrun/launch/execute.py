@@ -69,7 +69,7 @@ def _execute(
         console.warn(text)
         outlets.flush(_WORD_SECONDS)  # the end of the process may follow
 
-    with Watchdog(tell) as watchdog, locked as number:
+    with Watchdog(tell, reported=lambda code: _reported(plan, code)) as watchdog, locked as number:
         _require_new(plan)
         plan = replace(plan, node_name=nodes_here.name(number))
         if plan.finished and not plan.contract.allow_new_total:
@@ -87,7 +87,7 @@ def _execute(
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
         with Guard(plan.contract.marks) as guard:
             outcome, code = supervise(plan, settings, Beside(guard, standbys, outlets, watchdog), log, console)
-            watchdog.code = _reported(plan, code)
+            watchdog.code = code
         log.write(events.RunEnded(outcome=outcome, exit_code=code))
         if not isinstance(log, NodeLog) or log.first:
             console.print(screen.render(history.load(plan.run_dir), console.short(plan.run_dir.path)))

@@ -63,7 +63,7 @@ class HoldingBack:
             self._hosts = dict(hosts)
             self.own = hosts.get(self._host, "")
         self._pass_on()
-        if self._until and (self._thread is None or not self._thread.is_alive()) and not self._closed.is_set():
+        if self._until and self._thread is None and not self._closed.is_set():
             self._thread = threading.Thread(target=self._run, name="ftrun-holding-back", daemon=True)
             self._thread.start()
 
@@ -78,7 +78,8 @@ class HoldingBack:
         return self._shared or host == self._host
 
     def _run(self) -> None:
-        while self._until and not self._closed.wait(_LOOK_SECONDS):
+        # To the end: one that ended when nobody is held back might do so just when somebody is, who then is for ever.
+        while not self._closed.wait(_LOOK_SECONDS):
             self._pass_on()
 
     def _pass_on(self) -> None:

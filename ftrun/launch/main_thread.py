@@ -7,7 +7,6 @@ doesn't. A thread of its own looks at them. It opens nothing but ``/proc``, and 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 LIMIT = 60.0
 """Seconds in one place; what is slow and no more is behind that."""
 _LEAVES_AFTER = 4
-"""Times the limit, after that, until this node leaves where others go on without it: storage that comes back by then
-does no harm."""
+"""Times the limit until this node leaves, once others go on without it: storage that comes back by then is no harm."""
 _LOOKS, _LONGEST_LOOK, _SHORTEST_LOOK = 20, 1.0, 0.05
 _SAY_SECONDS, _LEAVE_SECONDS = 2.0, 15.0
 _CLOSE_SECONDS = 2.0
@@ -48,8 +46,12 @@ class Company(Protocol):
         """Kill this node's workers, and wait for nothing."""
         ...
 
-    def leave(self, where: str) -> int:
-        """Take this node out of the run. Returns the exit code; may hang, too."""
+    def code(self) -> int:
+        """What the launcher leaves with."""
+        ...
+
+    def leave(self, where: str) -> None:
+        """Take this node out of the run; may hang, too."""
         ...
 
 
@@ -59,6 +61,7 @@ class Watchdog:
     Args:
         say: tells people in a line.
         limit: seconds in one place after which it stands still; 0 for never.
+        reported: an exit code as the job wants it.
 
     Attributes:
         company: the other nodes; alone, a node whose main thread stands still can only say so, and wait.
@@ -66,14 +69,17 @@ class Watchdog:
         code: what the launcher is about to leave with, once that is known: all that is left may be cut short.
     """
 
-    def __init__(self, say: Callable[[str], None], limit: float = LIMIT) -> None:
+    def __init__(
+        self, say: Callable[[str], None], limit: float = LIMIT, reported: Callable[[int], int] = lambda code: code
+    ) -> None:
         self._say = say
+        self._reported = reported
         self._task = f"/proc/self/task/{threading.main_thread().native_id}"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftrun-watchdog", daemon=True)
         self._still = 0.0
         self._where = ""
-        self._told = False
+        self._leaves_at = 0.0
         self.company: Company | None = None
         self.limit = limit
         self.code: int | None = None
@@ -99,7 +105,7 @@ class Watchdog:
             # While the whole process was stopped nobody stood still.
             passed, last = min(now - last, 2 * pause), now
             signs = _signs(self._task)
-            if signs != before:
+            if signs != before or not signs:  # without descriptors left nothing is seen
                 before = signs
                 self._goes_on()
                 continue
@@ -112,13 +118,13 @@ class Watchdog:
 
     def _goes_on(self) -> None:
         if self._where:
-            self._tell(f"the launcher goes on, after it stood still for {format_duration(self._still)}")
-            if self.company is not None:
+            if self.company is not None:  # first: a terminal that isn't read takes seconds, and others may be back, too
                 self.company.stands_still("")
-        self._still, self._where, self._told = 0.0, "", False
+            self._tell(f"the launcher goes on, after it stood still for {format_duration(self._still)}")
+        self._still, self._where, self._leaves_at = 0.0, "", 0.0
 
     def _stands_still(self) -> None:
-        company, last = self.company, self._still >= (1 + _LEAVES_AFTER) * self.limit
+        company, time_to_leave = self.company, _LEAVES_AFTER * self.limit
         if not self._where:
             self._where = place()
             if company is not None:
@@ -127,22 +133,26 @@ class Watchdog:
                 f"the launcher has stood still for {format_duration(self._still)} in {self._where}: a file system that "
                 "hangs does that. It goes on when that answers; workers are not concerned as long as they don't need it"
             )
-        if company is not None and not self._told and (why := company.left_behind()):
-            self._told = True
+        if self.code is not None:
+            self._leaves_at = self._leaves_at or self.limit + time_to_leave
+        elif company is not None and not self._leaves_at and (why := company.left_behind()):
+            # From now on: until now the others may have stood still as well, and their storage has just come back.
+            self._leaves_at = self._still + time_to_leave
             company.end_workers()
             self._tell(
                 f"{why}: the workers here are ended. The launcher leaves in "
-                f"{format_duration(_LEAVES_AFTER * self.limit)} unless it goes on before that"
+                f"{format_duration(time_to_leave)} unless it goes on before that"
             )
-        if last and (self._told or self.code is not None):
+        if 0 < self._leaves_at <= self._still:
             self._leave(company)
 
     def _leave(self, company: Company | None) -> None:
-        codes = [] if self.code is None else [self.code]
-        if company is not None and not codes:
+        code = 1 if self.code is None else self.code
+        if company is not None and self.code is None:
+            code = company.code()
             # To say goodbye takes seconds, unless the other threads are stuck, too.
-            _within(lambda: codes.append(company.leave(self._where)), _LEAVE_SECONDS)
-        code = codes[0] if codes else 1
+            _within(lambda: company.leave(self._where), _LEAVE_SECONDS)
+        code = self._reported(code)
         self._tell(f"the launcher still stands still in {self._where}: it leaves with exit code {code}")
         os._exit(code)
 
@@ -159,14 +169,16 @@ def _within(act: Callable[[], object], seconds: float) -> None:
 
 def _signs(task: str) -> str:
     """What changes whenever a thread has run; empty where the kernel doesn't say."""
-    found = ""
-    with contextlib.suppress(OSError):
+    try:
         with open(f"{task}/status", "rb") as file:
-            found = " ".join(line.decode() for line in file.read().splitlines() if b"ctxt_switches" in line)
+            switches = [line.decode() for line in file.read().splitlines() if b"ctxt_switches" in line]
         with open(f"{task}/stat", "rb") as file:
             # The program's name is in parentheses and may hold anything; user and system time follow.
-            found += str(file.read().rpartition(b")")[2].split()[11:13])
-    return found
+            times = file.read().rpartition(b")")[2].split()[11:13]
+    except OSError:
+        return ""
+    # By the times alone, which some sandboxes count in coarse ticks, whoever only waits would stand still.
+    return f"{switches} {times}" if switches else ""
 
 
 def place() -> str:
@@ -179,7 +191,8 @@ def place() -> str:
     file = caller.f_code.co_filename.removeprefix(os.path.dirname(_HOME) + os.sep)
     via = "" if caller is innermost else f"{innermost.f_code.co_name}, called by "
     on = next(filter(None, map(_path, frames)), "")
-    return f"{via}{caller.f_code.co_name} ({file}:{caller.f_lineno}){on and f' on {on}'}"
+    words = f"{via}{caller.f_code.co_name} ({file}:{caller.f_lineno}){on and f' on {on}'}"
+    return words.encode(errors="backslashreplace").decode()  # a file's name may be any bytes, and goes to other nodes
 
 
 def _outwards(frame: FrameType | None) -> list[FrameType]:

@@ -41,15 +41,21 @@ class OtherNodes:
     def end_workers(self) -> None:
         """Kill the workers and their sessions: they are of a round that is over. The main thread will reap them."""
         leaders = set(self._workers())
-        theirs = {pid for pid, each in family.table().items() if each.session in leaders}
-        family.kill(leaders | theirs)
+        family.kill(leaders)
+        theirs = {pid for pid, each in family.table().items() if each.session in leaders} - leaders
+        # What removes the workers' shared memory ends by itself then.
+        family.kill(pid for pid in theirs if not family.tidies_up(pid))
 
-    def leave(self, where: str) -> int:
-        """Say goodbye, and hand the rendezvous over if it is led here. Returns the exit code."""
+    def code(self) -> int:
+        """What the launcher leaves with."""
+        ending = self._group.ending
+        failed = ending is not None and ending.outcome is not Outcome.FINISHED
+        # Of a run that has finished nobody knows here whether all that was saved is committed: the next start sees.
+        return self._group.exit_code() if failed else ExitCode.TRY_AGAIN
+
+    def leave(self, where: str) -> None:
+        """Say goodbye, and hand the rendezvous over if it is led here."""
         # A process with a thread that the kernel doesn't let go hasn't ended for those that would end with it.
         family.kill(self._idle())
-        ending = self._group.ending
-        if ending is None:
+        if self._group.ending is None:
             self._group.leave(f"its launcher stands still in {where}")
-            return ExitCode.TRY_AGAIN
-        return ExitCode.OK if ending.outcome is Outcome.FINISHED else self._group.exit_code()

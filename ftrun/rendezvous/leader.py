@@ -181,7 +181,7 @@ class Leader:
         late = [each.who.name for each in self._stopping()]
         text = f"{len(here)} of at least {self._terms.min_nodes} nodes are here ({brief(here, 16, ', ') or 'none'})"
         if self._quorum.base and not self._quorate(self._candidates()):
-            text += f", and {self._quorum.lacks()}"
+            text += f", and {self._quorum.lacks([each.who for each in self._candidates()])}"
         if late:
             text += f"; {brief(late, 16, ', ')} still stop{'s' if len(late) == 1 else ''} workers"
         return "; ".join(
@@ -248,6 +248,8 @@ class Leader:
             known.beat = beat
             known.still = known.still + passed if beat.stuck else 0.0
             self._seen_generation = max(self._seen_generation, beat.generation)
+            if beat.generation >= self.generation:
+                self._quorum.taken_up(node)
         self._judge_still()
 
     def _judge_still(self) -> None:
@@ -325,7 +327,11 @@ class Leader:
 
     def _growth(self) -> list[str]:
         current = list(self._current())
-        settled = all(each.beat.phase is Phase.RUNNING and each.beat.generation == self.generation for each in current)
+        # A node that stands still can't have its workers save, and whose workers are then killed for it loses steps.
+        settled = all(
+            each.beat.phase is Phase.RUNNING and each.beat.generation == self.generation and not each.beat.stuck
+            for each in current
+        )
         room = self._terms.max_nodes - len(current)
         if not settled or not self.generation or room <= 0 or not self._gathered():
             return []

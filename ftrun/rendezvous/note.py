@@ -79,7 +79,8 @@ class Board:
     """Where notes of one run are.
 
     Args:
-        directory: shared by all nodes; it is made when something is written.
+        directory: shared by all nodes; it is made when something is written, but not what it is in: where the storage
+            isn't mounted any more, what a node would find there is its own.
         run_id: the run. Notes of another one are passed over.
     """
 
@@ -105,7 +106,7 @@ class Board:
         Raises:
             OSError: anything the filesystem says.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(exist_ok=True)
         temporary = self._directory / f".{_NAME}.{secrets.token_hex(4)}"
         try:
             temporary.write_text(note.encode())
@@ -120,7 +121,7 @@ class Board:
             OSError: the filesystem doesn't say.
         """
         path, mine = self._directory / f"half-{key}", f"{self._run_id} {node}\n".encode()
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
             durable.create(path, mine)
         # Not every filesystem keeps its word about files that can be made once: what lies there says who was first.

@@ -53,16 +53,23 @@ class Noting:
     def _run(self) -> None:
         serving, due, written = self._serving, 0.0, -1
         while serving.leads and not self._stop.is_set():
-            if key := serving.wanted:
-                with contextlib.suppress(OSError):  # it is tried again, and without an answer nobody goes on
-                    serving.claim = Claim(key, won=self._board.claim(key, serving.job.node))
             if serving.latest != written or time.monotonic() >= due:
                 written, due = serving.latest, time.monotonic() + _EVERY_SECONDS
                 with contextlib.suppress(OSError):  # it is tried again; without a note all goes on as it would anyway
                     self._write(written)
+            # After that: whoever would claim the round before this one sees that it is long over.
+            if key := serving.wanted:
+                with contextlib.suppress(OSError):  # it is tried again, and without an answer nobody goes on
+                    serving.claim = Claim(key, won=self._claim(key))
             self._stop.wait(_LOOK_SECONDS)
         if serving.over:
             self._board.clear(serving.job.leader)
+
+    def _claim(self, key: str) -> bool:
+        found, serving = self._board.read(), self._serving
+        if found is not None and found.leader != serving.job.leader and found.generation > serving.generation:
+            return False  # most have gone on from that round: they needed no claim
+        return self._board.claim(key, serving.job.node)
 
     def _write(self, generation: int) -> None:
         found = self._board.read()

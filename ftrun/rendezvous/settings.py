@@ -26,6 +26,8 @@ _SECONDS = {
 }
 _SHORTEST_LOST = 0.5
 _SWITCHES = ("is_host", "failover", "quorum", "preflight")
+_SAME_ON_ALL = ("failover", "quorum")
+"""One that goes on without asking and one that asks first would both go on."""
 _OTHER_BACKENDS = {"timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt",
                    "read_timeout", "store_type", "rank"}  # fmt: skip
 """Options of torch's own backends, which mean nothing here: they do no harm in a command that was written for those."""
@@ -112,7 +114,7 @@ def read(
         terms,
         local_addr=_numeric(parameters.local_addr),
         is_host=switches["is_host"],
-        traits=traits,
+        traits={**traits, **{f"--rdzv-conf {name}": str(int(switches[name] is not False)) for name in _SAME_ON_ALL}},
         join_timeout=given["join_timeout"],
         # A node that is cut off has to stop its workers before the others go on without it.
         timing=Timing(patience=0.8 * given["lost_timeout"], stall=given["stall_timeout"]),

@@ -445,12 +445,13 @@ def test_a_line_that_connected_in_vain_leaves_those_after_it_alone() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    failed = Line("127.0.0.1", port, "a-line", 2.0)
+    failed = Line("127.0.0.1", port, "a-line", SECONDS)
     with pytest.raises(LineDown):
         failed.open(look=False)
     store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     line = Line("127.0.0.1", port, "a-line", 2.0)
     line.open()
+    eventually(lambda: failed.ends(0.0))
     assert failed.ends(0.0)  # as often as that is asked
     line.call(lambda each: each.set("x", "1"))
     assert store.get("x") == b"1"
@@ -465,7 +466,7 @@ def test_a_store_for_ipv4_alone_meets_no_address_that_the_hosts_file_does_not_kn
         with contextlib.suppress(OSError):
             endpoint.probe(loopback, store.port, 5.0)
             reached += 1
-    assert reached == families
+    assert reached == min(families, 1 + endpoint.is_mine("::1"))  # a machine may be without IPv6
     line = Line("127.0.0.1", store.port, "a-line", 5.0)
     line.open()
     line.call(lambda each: each.set("x", "1"))

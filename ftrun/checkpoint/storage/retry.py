@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 _SILENT = 5.0
 """Seconds of trouble that nobody hears of."""
 
+_SLICE = 1.0
+"""Seconds of waiting at a time: a launcher that does nothing for long is taken for one that stands still itself."""
+
 _CHANCE = random.SystemRandom()
 """Not the process's generator: this runs beside training, whose draws must be the same however often it tries."""
 
@@ -169,7 +172,7 @@ def _bounded(call: Callable[[Life], T], hang: float) -> T:
 
     # A daemon: a driver that never returns must not keep the process from ending.
     threading.Thread(target=run, name="ftrun-storage", daemon=True).start()
-    while not finished.wait(max(0.001, hang - life.silence)):
+    while not finished.wait(min(_SLICE, max(0.001, hang - life.silence))):
         if life.silence >= hang:
             life.end()
             raise HungError(f"no answer for {hang:g} s")

@@ -88,7 +88,10 @@ class Offering:
             name: self._heard[name] if name in self._heard and self._heard[name][0] == said else (said, now)
             for name, said in asked.items()
         }
-        return any(now - at < _FORGOTTEN for _, at in self._heard.values())
+        gone = [name for name, (_, at) in self._heard.items() if now - at >= _FORGOTTEN]
+        for name in gone:  # it was killed, and nobody else takes away what it has left
+            self._offers.stop_asking(name.removesuffix(".json"))
+        return len(gone) < len(self._heard)
 
     def _offer(self, directory: FillDir, plan: FillPlan) -> None:
         told = page.read(directory.page(plan.loader, plan.attempt))

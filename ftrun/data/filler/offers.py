@@ -13,12 +13,13 @@ Nothing is written where nobody asks. Options of drivers may be secrets: only th
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from ftrun.data.filler.places import read_json, short
 from ftrun.data.filler.plans import FillPlan
@@ -26,6 +27,8 @@ from ftrun.data.position import Position
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -138,24 +141,29 @@ def put(path: Path, data: bytes) -> None:
     Raises:
         OSError: the disk doesn't take it.
     """
+    _put(path, io.BytesIO(data))
+
+
+def _put(path: Path, source: BinaryIO) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            shutil.copyfileobj(source, file, _PIECE)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def copy_new(source: Path, target: Path) -> None:
-    """Copy a file that never changes, unless it is there.
+    """Copy a file that never changes, unless it is there. Lists and orders may be large: in pieces.
 
     Raises:
         OSError: it can't be read, or not be written.
     """
     if not target.is_file() or target.stat().st_size != source.stat().st_size:
-        put(target, source.read_bytes())
+        with source.open("rb") as file:
+            _put(target, file)
 
 
 def put_offer(path: Path, offer: Offer) -> None:

@@ -65,16 +65,19 @@ class SpareFiller:
     @property
     def directory(self) -> FillDir | None:
         """Where its plans lie; None while nothing is to be fetched."""
-        return self._process.directory if self._process is not None else None
+        process = self._process
+        return process.directory if process is not None else None
 
     @property
     def pid(self) -> int:
         """The filler's process; 0 where there is none."""
-        return (self._process.pid if self._process is not None else 0) or 0
+        process = self._process
+        return (process.pid if process is not None else 0) or 0
 
     def serves(self, pool: Pool) -> bool:
         """Whether it fetches into the cache that this is beside."""
-        return self._process is not None and self._process.directory.pool == pool
+        found = self.directory
+        return found is not None and found.pool == pool
 
     def start(self) -> None:
         """Begin, for the first time or once more."""
@@ -119,8 +122,9 @@ class SpareFiller:
         for offer in offers:
             self._take(offer)
         self._withdraw({each.plan.loader for each in offers})
-        if self._process is not None and not self._stop.is_set():
-            self._process.ensure()
+        process = self._process
+        if process is not None and not self._stop.is_set():
+            process.ensure()
 
     def _take(self, offer: Offer) -> None:
         directory = self._directory(self._files(offer))
@@ -130,9 +134,11 @@ class SpareFiller:
         known = self._pages.get(plan.loader)
         for each in self._offers.orders(plan.loader):
             copy_new(each, directory.plans / each.name)
+        if self._stop.is_set():
+            return  # what was copied took long, and all may be taken away by now
         if known is None or known[0] != plan:
-            self._write(directory, plan, offer)
-        self._pages[plan.loader][1].write(offer.position, offer.steps_left, offer.mean)
+            known = self._pages[plan.loader] = plan, self._write(directory, plan, offer)
+        known[1].write(offer.position, offer.steps_left, offer.mean)
 
     def _files(self, offer: Offer) -> str:
         return self._usual() if offer.usual else str(offer.plan.files.get("root", ""))
@@ -146,23 +152,26 @@ class SpareFiller:
             directory.make()
             self._process = FillerProcess(directory, spare=True)
             self._report("what the others read next is fetched into the data cache here, too")
-        return self._process.directory if self._process is not None and self.serves(pool) else None
+        found = self.directory
+        return found if found is not None and found.pool == pool else None
 
     def _mine(self, offer: Offer) -> FillPlan:
         plan = offer.plan
         last = tuple(range(max(0, plan.world_size - len(plan.ranks)), plan.world_size))
         return replace(plan, ranks=last, files={**plan.files, "root": self._files(offer)})
 
-    def _write(self, directory: FillDir, plan: FillPlan, offer: Offer) -> None:
+    def _write(self, directory: FillDir, plan: FillPlan, offer: Offer) -> Page:
         copy_new(self._offers.urls(plan.urls), directory.pool.urls(plan.urls))
         page = directory.page(plan.loader, plan.attempt)
         for old in directory.plans.glob(f"{page.name.partition('.')[0]}.*.page"):
             old.unlink(missing_ok=True)
-        self._pages[plan.loader] = (plan, Page(page, offer.position))
+        made = Page(page, offer.position)
         put_json(directory.plan(plan.loader), replace(plan, position=offer.position).to_json())
+        return made
 
     def _withdraw(self, offered: set[str]) -> None:
+        directory = self.directory
         for loader in self._pages.keys() - offered:
-            del self._pages[loader]
-            if self._process is not None:
-                self._process.directory.withdraw(loader)
+            self._pages.pop(loader, None)
+            if directory is not None:
+                directory.withdraw(loader)
