@@ -29,5 +29,5 @@ def _forget_meshes() -> None:
     """DTensor's cache remembers meshes, and on them the rank that this process was before."""
     clear = getattr(debug, "_clear_sharding_prop_cache", None)  # from 2.10 on
     if clear is None:
-        clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear
+        clear = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear
     clear()

@@ -195,7 +195,7 @@ def test_which_nodes_are_marked_as_lost(reason: str, here: str, lost: str, tmp_p
     assert {name for name, each in marks.items() if each} == set(lost)
     for name in lost:
         (mark,) = marks[name]
-        assert (mark.sign, mark.evidence, mark.attempt) == (Sign.LOST, f"{name} is lost, in round 1", 2)
+        assert (mark.sign, mark.evidence, mark.attempt) == (Sign.LOST, f"{name} is lost, in round 1", 1)
 
 
 def who(name: str) -> Who:

@@ -164,7 +164,7 @@ def test_a_seal_says_it_all(scene: Scene) -> None:
         assert content[piece.offset : piece.offset + tensor.numel()] == tensor.numpy().tobytes(), piece.tensor
     whole = load_file(slot.payload)
     assert torch.equal(whole["tracked/net/0.weight"], expected.tensors["tracked/net/0.weight"])
-    (told,) = scene.told()
+    (told,) = eventually(scene.told, 10, "the word of it")
     assert (told.step, told.reason, told.size) == (12, "interval", slot.payload.stat().st_size)
     assert told.seconds > 0
 

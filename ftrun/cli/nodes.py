@@ -40,7 +40,10 @@ class _DefaultShow(TyperGroup):
         return parsed
 
 
-app = typer.Typer(cls=_DefaultShow, help="See what is known of a run's nodes; leave one out, or let it in.")
+app = typer.Typer(
+    cls=_DefaultShow,
+    help="See what is known of a run's nodes; leave one out, or let it in. `ftrun nodes [RUN] [--json]` lists them.",
+)
 
 _Host = Annotated[str, typer.Argument(metavar="HOST", help="Host name of the node.", show_default=False)]
 _Run = Annotated[str, typer.Option("--run", help="Name or directory of a run; the latest one if left out.")]
@@ -78,7 +81,9 @@ def exclude(
         _check_known(run_dir, host, "--force excludes it all the same", force=force)
         now = time.time()
         book = _add(run_dir, host, Excluded(now, By.USER, reason, seconds))
-        for line in _told_of(run_dir, book, host, now):
+        first, *more = _told_of(run_dir, book, host, now)
+        print(f"{run_dir.path.name}: {first}")
+        for line in more:
             print(line)
 
 
@@ -95,9 +100,9 @@ def admit(host: _Host, run: _Run = "") -> None:
         before = standing(_file(run_dir).read().hosts.get(host, Host()), _rules(run_dir), now)
         _add(run_dir, host, Admitted(now, By.USER, ""))
         if before.exclusion is None:
-            print(f"{host} was not excluded ({before.state}); nothing counts against it now")
+            print(f"{run_dir.path.name}: {host} was not excluded ({before.state}); nothing counts against it now")
         else:
-            print(f"{host} may take part again; start ftrun on it where it has left")
+            print(f"{run_dir.path.name}: {host} may take part again; start ftrun on it where it has left")
 
 
 @app.command()

@@ -44,7 +44,7 @@ def status(
 
 
 def find(run: str, cwd: Path) -> RunDir:
-    """The run that a name or path means; the one with the latest events if nothing is given.
+    """The run that a name or path means; the one that was started or wrote an event last if nothing is given.
 
     Raises:
         RunDirError: there is none.
@@ -72,7 +72,9 @@ def _runs(folder: Path, pattern: str) -> list[Path]:
 
 
 def _last_touched(path: Path) -> float:
-    return max((each.stat().st_mtime for each in RunDir(path).event_files() if each.exists()), default=0.0)
+    run_dir = RunDir(path)
+    files = (*run_dir.event_files(), run_dir.resolved)  # one whose nodes haven't met yet has no events
+    return max((each.stat().st_mtime for each in files if each.exists()), default=0.0)
 
 
 def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
@@ -110,7 +112,7 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
     left = past.total - past.step if past.total is not None else None
     return {
         "schema_version": 1,
-        "run": past.run_id,
+        "run": past.run_id or run_dir.path.name,
         "run_dir": str(run_dir.path),
         "state": state,
         "exit_code": past.exit_code,

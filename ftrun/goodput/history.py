@@ -157,7 +157,10 @@ class History:
 
     def _launcher_says(self, attempt: int, event: events.Event) -> None:
         if isinstance(event, events.Recovered) and self.falls:
-            self.falls[-1] = dataclasses.replace(self.falls[-1], recovery=event.total)
+            # A snapshot in memory may have been newer than what was known to be committed when the attempt fell.
+            fall = self.falls[-1]
+            what = dataclasses.replace(fall.what, lost_steps=event.lost_steps)
+            self.falls[-1] = dataclasses.replace(fall, recovery=event.total, what=what)
         elif isinstance(event, events.Met):
             # Where "own" directories are one after all, each node tells of each round: the first one's word counts.
             if attempt != self._met or event.node <= self.node:

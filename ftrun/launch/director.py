@@ -148,7 +148,9 @@ class Director:
         tier = self._rounds.keeping.tier if self._rounds.keeping is not None else None
         self._filling.begin(self._current, self._rounds.node, tier, self._ranks, world_size)
         if self._others is not None:
-            self._others.story.started()
+            report = self._others.story.started()
+            if report is not None and not self._others.grew:
+                self._console.say(f"  [dim]what happened: {escape(self._console.short(report))}[/]")
 
     # While it runs
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from ftrun import durable, events, rundir
+from ftrun.checkpoint.keeper import seats
 from ftrun.contract import ExitCode
 from ftrun.errors import RunDirTaken, UsageError
 from ftrun.goodput import history, screen
@@ -77,11 +78,12 @@ def _execute(
                 f"[green]✓[/] {plan.run_id} is finished; its run is in {console.short(plan.run_dir.path)}. "
                 f"Start over with {_way_to_start_over(plan)}, or go on to another total with --allow-new-total."
             )
+            seats.clear(plan.run_dir.path)
             return ExitCode.OK
         _prepare(plan, console)
         for note in settings.notes:
             console.warn(note)
-        log = NodeLog(plan.run_dir) if plan.ours else events.EventLog(plan.run_dir.events())
+        log = NodeLog(plan.run_dir, lambda: _describe(plan)) if plan.ours else events.EventLog(plan.run_dir.events())
         if not plan.ours:
             events.mend(plan.run_dir.events())
         log.write(_run_started(plan, command, settings.config.nproc_per_node))
@@ -123,13 +125,19 @@ def _prepare(plan: LaunchPlan, console: Console) -> None:
         aside = plan.run_dir.set_aside()
         if aside is not None:
             console.say(f"the earlier run is kept in {console.short(aside)}")
+    # Beside others that may be at work, this node may still be refused: who leads the first round describes the run.
+    if not (plan.ours and plan.shares_run_dir and plan.run_dir.exists()):
+        _describe(plan)
+    console.say(f"run {plan.run_id} in {console.short(plan.run_dir.path)}")
+    if not plan.shares_run_dir:
+        console.say(f"[dim]{escape(nodes_apart.word(plan))}[/]")
+
+
+def _describe(plan: LaunchPlan) -> None:
     identity = {**plan.to_json(), "run_id": plan.run_id, "ftrun": metadata.version("ftrun")}
     plan.run_dir.create(identity)
     if plan.job.path is not None:
         durable.write(plan.run_dir.job_yaml, plan.job.text.encode())
-    console.say(f"run {plan.run_id} in {console.short(plan.run_dir.path)}")
-    if not plan.shares_run_dir:
-        console.say(f"[dim]{escape(nodes_apart.word(plan))}[/]")
 
 
 def _check_root(plan: LaunchPlan) -> None:

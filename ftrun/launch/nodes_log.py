@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ftrun import events
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ftrun.rundir import RunDir
 
 
@@ -18,10 +20,12 @@ class NodeLog(events.EventLog):
 
     Args:
         run_dir: the run directory.
+        lead: called once, before the first round in which this node is the first one.
     """
 
-    def __init__(self, run_dir: RunDir) -> None:
+    def __init__(self, run_dir: RunDir, lead: Callable[[], None] | None = None) -> None:
         super().__init__(run_dir.events())
+        self._lead = lead
         self._run_dir = run_dir
         self._node: int | None = None
         self._held: list[events.Event] = []
@@ -36,6 +40,9 @@ class NodeLog(events.EventLog):
         """From here on this node has this number."""
         if node == self._node:
             return
+        if node == 0 and self._lead is not None:
+            self._lead()
+            self._lead = None
         path = self._run_dir.events(node)
         events.mend(path)
         with self._lock:

@@ -179,17 +179,19 @@ class Others:
         return self._before is not None and now > {each.node for each in self._before.members}
 
     def _remember(self, formed: Members, names: list[str], attempt: int) -> None:
+        if self._before is not None and self._group.hosts:
+            self._remember_lost(self._before, formed)  # of the attempt that they fell in
         self._memory.begin(attempt)
         self._memory.seen(names)
-        if self._before is None or not self._group.hosts:
-            return
+
+    def _remember_lost(self, before: Members, formed: Members) -> None:
         here = {each.node for each in formed.members}
         words = formed.reason.split(", ")
-        for each in self._before.members:
+        for each in before.members:
             # Nothing else counts: one that "starts again" may have left since, one that "did not stop in time" saves.
             gone = f"{each.name} is lost"
             if each.node not in here and gone in words:
-                self._memory.lost(each.name, f"{gone}, in round {self._before.generation}")
+                self._memory.lost(each.name, f"{gone}, in round {before.generation}")
 
     def close(self) -> None:
         """Let go of the memory, and have the story told to its end."""

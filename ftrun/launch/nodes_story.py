@@ -20,6 +20,7 @@ from ftrun.launch.nodes_clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch.distributed import Store
 
@@ -194,12 +195,18 @@ class Story:
         self._ranks, self._seen = (), None
         self._clock.begin(members.members[0], here=node == 0)
 
-    def started(self) -> None:
-        """The workers run: there is time for what nobody waits for."""
+    def started(self) -> Path | None:
+        """The workers run: there is time for what nobody waits for.
+
+        Returns:
+            The report of the attempt before, if this node has put it together and has not named it yet.
+        """
         self._unpack()
-        if self._to_join:
-            joined.join(self._plan.run_dir, self._to_join)
-            self._to_join = 0
+        attempt, self._to_join = self._to_join, 0
+        if not attempt:
+            return None
+        report = joined.join(self._plan.run_dir, attempt)
+        return None if self._decides and self._told == attempt else report
 
     # The end of the launcher
 

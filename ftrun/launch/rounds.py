@@ -287,14 +287,17 @@ class Rounds:
         """
         newest = self._newest(self._passed_over)
         if further_back and newest is not None:
-            return self._newest({*self._passed_over, str(newest.name)})
+            return self._choice({*self._passed_over, str(newest.name)}).point  # a question: nothing is passed over yet
         return newest
 
     def _newest(self, exclude: set[str]) -> ResumePoint | None:
-        tier = self.keeping.tier if self.keeping is not None and self._nodes == 1 else None
-        choice = resuming.choose(self._root, self._plan.run_id, tier, exclude=exclude)
+        choice = self._choice(exclude)
         self._warn_of(choice.skipped)
         return choice.point
+
+    def _choice(self, exclude: set[str]) -> resuming.Choice:
+        tier = self.keeping.tier if self.keeping is not None and self._nodes == 1 else None
+        return resuming.choose(self._root, self._plan.run_id, tier, exclude=exclude)
 
     def _warn_of(self, skipped: Sequence[tuple[str, str]]) -> None:
         for name, reason in skipped:

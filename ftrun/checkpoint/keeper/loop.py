@@ -210,8 +210,10 @@ class Loop:
 
     def _finish(self, known: Known, verdict: Verdict, now: float) -> None:
         """Say what became of an attempt, and give back what it holds."""
-        # What was given up because a node was lost has made way for what the run went on from then.
-        past = verdict.given_up and self._epoch is not None and known.work.name.epoch < self._epoch.epoch
+        # What was given up because a node was lost, or can't be whole because others have left for a later start, has
+        # made way for what the run went on from then.
+        earlier = self._epoch is not None and known.work.name.epoch < self._epoch.epoch
+        past = earlier and (verdict.given_up or known.others)
         if not verdict.committed and not known.work.missing and not past:
             self._lost = True
         self._reporter.finish(known, verdict)

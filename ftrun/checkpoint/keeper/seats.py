@@ -74,6 +74,21 @@ def vacate(tier: Tier) -> bool:
     return True
 
 
+def clear(run_dir: Path, where: Path = SHARED_MEMORY) -> None:
+    """Give back the memory that dead launchers of a finished run have left on this machine.
+
+    Args:
+        run_dir: directory of the run.
+        where: the node's shared memory.
+    """
+    for tier in list(_of_run(run_dir, where)):
+        with contextlib.suppress(OSError), locked(tier.path.parent, _PATIENCE):
+            if not _is_held(tier) and not _is_kept(tier):
+                if not _is_kept(tier.copies):
+                    remove(KeeperConfig.path(tier.copies))
+                tier.remove()
+
+
 def _of_run(run_dir: Path, where: Path) -> Iterator[Tier]:
     """All tiers of a run on this machine."""
     place, real = Tier.of(run_dir, "", where).path.parent, os.path.realpath(run_dir)

@@ -79,10 +79,28 @@ def _membership(whole: Whole) -> Iterator[str]:
         yield f"{shown(silent.host)} ended the run, and nothing else has come from it: look into its output.{fell}"
     else:
         yield f"No rank is at fault.{fell}"
+        yield from _what_to_do(whole)
     decider = whole.decider
     if decider is not None and decider.decision is not None:
         yield ""
         yield report.decided(decider.decision)
+
+
+def _what_to_do(whole: Whole) -> Iterator[str]:
+    words = [each.word for each in whole.parts if each.lost]
+    if any(each.endswith(" is lost") for each in words):
+        yield ""
+        yield (
+            "A node is lost when its launcher answers no more: the machine is down or cut off, or the launcher was "
+            "killed. The others go on if enough are left; `ftrun status` says whether they do. Look at that machine "
+            "(kernel log, batch system), and start the same command again, there or on another one."
+        )
+    if any(each.endswith(" left") for each in words):
+        yield ""
+        yield (
+            "A node that left was asked to, by a signal or an exclusion; its own output says which. There is nothing "
+            "to mend; the same command takes it back (after `ftrun nodes admit`, if it is excluded)."
+        )
 
 
 def _nodes(whole: Whole) -> Iterator[str]:

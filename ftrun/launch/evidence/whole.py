@@ -77,7 +77,7 @@ def role(whole: Whole, part: Part, rank: RankEvidence) -> str:
     if rank.rank in what.victims:
         return "fell with it"
     if part.lost:
-        return "lost with its node"
+        return "left with its node" if part.word.endswith(" left") else "lost with its node"
     if rank.exit_code == 0:
         return "had finished"
     return "left in order" if rank.exit_code is not None else "was ended for it"
