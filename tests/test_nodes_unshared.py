@@ -82,6 +82,14 @@ def test_what_cannot_be_done_without_a_shared_run_directory_is_a_usage_error(
         planned(tmp_path, *options)
 
 
+def test_directories_of_nodes_may_have_any_names_where_an_id_names_the_run(tmp_path: Path) -> None:
+    root = ("--set", f"checkpoint.root={tmp_path}/root")
+    assert planned(tmp_path, "--run-dir", "disk1/a", "--rdzv-id", "van", *APART, *root).run_id == "van"
+    assert planned(tmp_path, "--run-dir", "disk2/b", "--rdzv-id", "van", *APART, *root).run_id == "van"
+    assert planned(tmp_path, "--run-dir", "disk1/a", *APART, *root).run_id == "a"
+    assert planned(tmp_path, "--run-dir", "disk1/a", "--name", "n", "--rdzv-id", "van", *APART, *root).run_id == "n"
+
+
 def test_one_node_alone_has_no_use_for_it(tmp_path: Path) -> None:
     made = planned(tmp_path, "--nnodes", "1", "--name", "x", "--set", "run_dir.shared=false")
     assert made.shares_run_dir

@@ -269,7 +269,9 @@ def _run_dir(
         _check_name(line.name)
     if line.run_dir is not None:
         path = cwd / line.run_dir
-        return RunDir(path), name or path.absolute().name
+        # Directories of nodes that share none may have any names: what they have in common is the id.
+        by_id = _named_by_id(launch) and not job.config.run_dir.shared and launch["rdzv_id"].origin != "default"
+        return RunDir(path), name or (nodes_choice.common_name(launch) if by_id else path.absolute().name)
     if name is not None:
         return RunDir(cwd / RUNS / name), name
     base = run_name(script)

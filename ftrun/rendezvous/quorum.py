@@ -155,4 +155,4 @@ class Quorum:
             return f"{text}, or half of them, for which the shared directory is asked"
         if len(vote.base) == 2 and not self._terms.witness:
             return f"{text} (--rdzv-conf quorum=0 lets one of two go on alone, which is safe where no cut parts them)"
-        return text
+        return f"{text}: start one of them again, or, if they are gone for good, ftrun anew on those that are left"
