@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch.distributed.tensor import debug
 from torch.distributed.tensor._api import DTensor
@@ -12,6 +13,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+TORCH_2_9 = torch.__version__.startswith("2.9.")
 
 
 @contextlib.contextmanager
