@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from ftrun.checkpoint.dtensors import Geometry
 from ftrun.checkpoint.loading import gathering
 from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.plan.pieces import Box
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from loading_kit import Layout
 
     from ftrun.checkpoint.layout import Root
-
 
 STATE = {
     "weight": torch.randn(10, 6),
@@ -85,6 +85,10 @@ def test_every_rank_gets_its_own_part(root: Root, writer: str, reader: str) -> N
     world_size, layout = WRITERS[writer]
     commit(root, written(world_size, value, layout))
     sizes, placements = READERS[reader]
+    if TORCH_2_9 and isinstance(placements[0], _StridedShard):
+        pytest.skip(
+            "distribute_tensor of torch 2.9 splits rows otherwise than its own fully_shard, which is tried below"
+        )
     readers = torch.Size(sizes).numel()
     for rank in range(readers):
         with rank_of(rank, readers):
@@ -105,9 +109,6 @@ def test_every_rank_gets_its_own_part(root: Root, writer: str, reader: str) -> N
 
 def possible(tensor: torch.Tensor, placements: list[Any]) -> list[Any]:
     """Placements for a tensor with fewer dimensions."""
-    if TORCH_2_9 and isinstance(placements[0], _StridedShard) and tensor.shape[:1].numel() < 4:
-        # There distribute_tensor splits what has fewer rows than there are parts as fully_shard itself doesn't.
-        return [Replicate()] * len(placements)
     return [each if getattr(each, "dim", -1) < tensor.dim() else Replicate() for each in placements]
 
 
@@ -153,6 +154,23 @@ def test_a_hole_between_parts_is_found_and_only_by_who_needs_it(root: Root) -> N
 def build() -> nn.Module:
     torch.manual_seed(2)
     return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Linear(10, 3))
+
+
+@pytest.mark.parametrize("rows", [2, 7, 10])
+def test_rows_of_tensor_parallel_parts_that_are_sharded_again(rows: int) -> None:
+    whole = torch.arange(float(rows))[:, None].expand(rows, 3).contiguous()
+    for rank in range(4):
+        with rank_of(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            model = nn.Linear(3, rows, bias=False)
+            model.weight = nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(0)], src_data_rank=None))
+            fully_shard(model, mesh=mesh["dp"])
+            weight = model.state_dict()["weight"]
+            blocks = Geometry().holding(weight).blocks
+            assert sum(box.numel for box, _ in blocks) == weight.to_local().numel()
+            for box, part in blocks:
+                first, count = box.offset[0], box.shape[0]
+                assert torch.equal(part, whole[first : first + count]), (rank, box)
 
 
 def test_an_fsdp_model_is_filled_in_place(root: Root) -> None:
@@ -287,6 +305,7 @@ from torch.distributed.tensor import DTensor
 tests, where, name, resume, first, last = sys.argv[1:]
 sys.path.insert(0, tests)
 from ftrun.checkpoint import manifest
+from ftrun.checkpoint.dtensors import Geometry
 from ftrun.checkpoint.checksums import record_of
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root, attempt_key, rank_json, rank_shard
 from ftrun.checkpoint.plan.planner import Planner
