@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rendezvous_stores import served
 
-from ftrun.rendezvous import endpoint
 from ftrun.rendezvous import shelf as shelves
 from ftrun.rendezvous.keys import Keys
 from ftrun.rendezvous.shelf import Server, Shelf
@@ -27,12 +27,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    listener = endpoint.listen(0)
-    assert listener is not None
-    served = Server(listener)
-    served.start()
-    yield served
-    served.close()
+    with served() as made:
+        yield made
     assert not [each for each in threading.enumerate() if each.name == "ftrun-store"]
 
 
