@@ -152,6 +152,13 @@ def forget_memory(below: Path) -> None:
                 Tier(path.parent).remove()
 
 
+@pytest.fixture
+def memory_forgotten(tmp_path: Path) -> Iterator[None]:
+    """Nothing of what runs of a test have left in shared memory stays."""
+    yield
+    forget_memory(tmp_path)
+
+
 def kill_tree(pid: int) -> None:
     """Kill a process that a test started, and everything below it."""
     try:

@@ -13,7 +13,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import forget_memory
 from namespaces import Net
 from namespaces.diary import Diary
 from namespaces.frozen import freeze, thaw
@@ -25,13 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, NET]
-
-
-@pytest.fixture(autouse=True)
-def _memory(tmp_path: Path) -> Iterator[None]:
-    yield
-    forget_memory(tmp_path)
+pytestmark = [pytest.mark.slow, NET, pytest.mark.usefixtures("memory_forgotten")]
 
 
 class Alone:

@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import forget_memory
 from namespaces import Net
 from namespaces.frozen import freeze, thaw
 from namespaces.job import Job
@@ -18,16 +17,9 @@ from namespaces.skipping import NET
 from namespaces.story import SILENT, Story, command, environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, NET]
-
-
-@pytest.fixture(autouse=True)
-def _memory(tmp_path: Path) -> Iterator[None]:
-    yield
-    forget_memory(tmp_path)
+pytestmark = [pytest.mark.slow, NET, pytest.mark.usefixtures("memory_forgotten")]
 
 
 def test_a_member_is_lost_in_every_way(tmp_path: Path) -> None:

@@ -6,19 +6,14 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from conftest import forget_memory
 from namespaces import Net
 from namespaces.clock import ahead
 from namespaces.job import Job
 from namespaces.skipping import NET
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-pytestmark = [pytest.mark.slow, NET]
+pytestmark = [pytest.mark.slow, NET, pytest.mark.usefixtures("memory_forgotten")]
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 60.0
@@ -36,12 +31,6 @@ SCRIPT = """
         os.kill(os.getpid(), 9)
     dist.all_reduce(torch.ones(1))
 """
-
-
-@pytest.fixture(autouse=True)
-def _memory(tmp_path: Path) -> Iterator[None]:
-    yield
-    forget_memory(tmp_path)
 
 
 def test_who_failed_first_where_clocks_are_apart(tmp_path: Path) -> None:
