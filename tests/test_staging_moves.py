@@ -157,6 +157,33 @@ def test_work_is_done_once_from_both_ends() -> None:
     helper.close(10)
 
 
+def test_what_is_kept_is_done_by_one_thread() -> None:
+    """Only what a helper is at already is still done by it."""
+    did: dict[int, int] = {}
+    begun, go_on = threading.Event(), threading.Event()
+
+    def task(number: int) -> None:
+        did[number] = threading.get_ident()
+        if number == 0:
+            begun.set()
+            assert go_on.wait(10)
+
+    work = Work([lambda number=number: task(number) for number in range(100)])
+    helper = Helper()
+    helper.submit(work.help)
+    assert begun.wait(10)
+    work.keep()
+    go_on.set()
+    assert helper.wait(10)  # it leaves the rest
+    assert len(work) == 99
+    work.help(from_end=True)
+    work.wait(10)
+    me = threading.get_ident()
+    assert {number for number, thread in did.items() if thread != me} == {0}
+    assert len(did) == 100
+    helper.close(10)
+
+
 def test_an_error_ends_the_work_for_both() -> None:
     done: list[int] = []
 

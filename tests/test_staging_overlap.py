@@ -531,7 +531,7 @@ def test_errors_are_told(trusted: Trusted, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("device is gone")
 
     for module in ("moves", "runs"):
-        monkeypatch.setattr(f"ftrun.checkpoint.staging.{module}.memmove", broken)
+        monkeypatch.setattr(f"ftrun.checkpoint.staging.{module}.move", broken)
     taken = loop.save(held=True)
     monkeypatch.undo()
     step()

@@ -27,7 +27,7 @@ from ftrun.checkpoint.sealed import canonical
 from ftrun.checkpoint.staging.sealing import ring, seal_slot
 from ftrun.checkpoint.staging.slots import Slots
 from ftrun.checkpoint.staging.stager import Stager
-from ftrun.checkpoint.staging.work import remaining
+from ftrun.checkpoint.staging.work import is_crowded, remaining
 from ftrun.errors import CheckpointError, NotStorable
 from ftrun.session.open_saves import OpenSaves, Save
 
@@ -104,7 +104,7 @@ class Saver:
         self._planner = Planner(place.rank, place.world_size, store)
         self._open = OpenSaves(self._tier, place.rank, contract.root, self._planner.distrust)
         self._slots = Slots(self._arena, Outcomes(self._tier), contract.when_busy, self._open.give_way)
-        self._stager = Stager(overlap=contract.overlap)
+        self._stager = Stager(overlap=contract.overlap, crowded=is_crowded(place.local_world_size))
         self._text = RecordText()
         self._objects: dict[str, Any] = {}
         self._saves = 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ftrun.checkpoint.staging.moves import SLICE, memcmp, memmove
+from ftrun.checkpoint.staging.moves import SLICE, memcmp, move
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ class Runs:
 
     def _move(self, part: slice) -> None:
         for target, source, size in self._each(part):
-            memmove(target, source, size)
+            move(target, source, size)
 
     def _each(self, part: slice) -> Iterator[tuple[int, int, int]]:
         runs = (self._targets[part].tolist(), self._sources[part].tolist(), self._sizes[part].tolist())

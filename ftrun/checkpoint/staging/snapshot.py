@@ -141,6 +141,7 @@ class Snapshot:
         orders: what to copy when.
         digests: work that reads live state too, by the name of the tensor; its results are the caller's.
         streams: gives the stream for overlapping copies from a device.
+        crowded: there is no processor to spare for a helper while the fence waits.
     """
 
     def __init__(
@@ -148,8 +149,11 @@ class Snapshot:
         orders: Orders,
         digests: Mapping[str, Callable[[], object]],
         streams: Callable[[torch.device], torch.cuda.Stream],
+        *,
+        crowded: bool = False,
     ) -> None:
         self._orders = orders
+        self._crowded = crowded
         self._streams = streams
         self._devices: list[DeviceCopies] = []
         # They are long tasks: a helper takes them first, and nobody waits for their end alone.
@@ -189,6 +193,8 @@ class Snapshot:
 
     def fence(self) -> None:
         """On return nothing that is moved later is still to be read."""
+        if self._crowded:
+            self._later.keep()
         self._later.help(from_end=True)
         self._later.wait(TIMEOUT)
         for device in self._devices:

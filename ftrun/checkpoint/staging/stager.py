@@ -42,13 +42,16 @@ class Stager:
 
     Args:
         overlap: copy what tracked optimizers own beside the next forward and backward.
+        crowded: there are no processors beyond those that the ranks keep busy. At the fence a helper would take one from
+            some rank, and all wait for the slowest: so each does there what is left by itself.
 
     Attributes:
         held: seconds that the fence of the last snapshot held the training; 0 before it.
     """
 
-    def __init__(self, *, overlap: bool) -> None:
+    def __init__(self, *, overlap: bool, crowded: bool = False) -> None:
         self.held = 0.0
+        self._crowded = crowded
         self._overlap = overlap
         self._optimizers: list[torch.optim.Optimizer] = []
         self._trust = Trust()
@@ -99,7 +102,7 @@ class Stager:
             again = self._again(plan, memory, alike) if alike is not None else None
             orders = again or self._anew(plan, memory, tensors)
         found: dict[str, str] = {}
-        made = Snapshot(orders, digests.tasks(plan.verify, found), self._stream)
+        made = Snapshot(orders, digests.tasks(plan.verify, found), self._stream, crowded=self._crowded)
         made.start(lambda: self._helper.submit(lambda: self._end(made, found, finish)))
         self._pending = made
 

@@ -33,6 +33,7 @@ class Work:
         self.error: BaseException | None = None
         self._tasks = deque(tasks)
         self._busy = 0
+        self._kept_by: int | None = None
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -54,7 +55,7 @@ class Work:
 
     def _take(self, *, from_end: bool) -> Callable[[], object] | None:
         with self._changed:
-            if not self._tasks:
+            if not self._tasks or self._kept_by not in (None, threading.get_ident()):
                 return None
             self._busy += 1
             return self._tasks.pop() if from_end else self._tasks.popleft()
@@ -66,6 +67,11 @@ class Work:
                 self._give_up(error)
             if not self._busy:
                 self._changed.notify_all()
+
+    def keep(self) -> None:
+        """Leave what nobody has taken yet to the calling thread: others only finish what they are at."""
+        with self._changed:
+            self._kept_by = threading.get_ident()
 
     def fail(self, error: BaseException) -> None:
         """What nobody has taken yet is never done; whoever asks is told of an error."""
@@ -134,6 +140,11 @@ def _give_way() -> None:
     # A batch thread that is woken lets the running one finish its turn, or `save()` would stand still at its first job.
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_BATCH, os.sched_param(0))
+
+
+def is_crowded(ranks: int) -> bool:
+    """Whether so many ranks keep all processors busy that this process may use."""
+    return len(os.sched_getaffinity(0)) <= ranks
 
 
 def remaining(deadline: float) -> float:
