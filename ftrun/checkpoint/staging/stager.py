@@ -42,8 +42,8 @@ class Stager:
 
     Args:
         overlap: copy what tracked optimizers own beside the next forward and backward.
-        crowded: there are no processors beyond those that the ranks keep busy. At the fence a helper would take one from
-            some rank, and all wait for the slowest: so each does there what is left by itself.
+        crowded: there are no processors beyond those that the ranks keep busy. At the fence a helper would take one
+            from some rank, and all wait for the slowest: so each does there what is left by itself.
 
     Attributes:
         held: seconds that the fence of the last snapshot held the training; 0 before it.
