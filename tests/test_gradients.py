@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,6 +102,33 @@ def test_pending_means_changed_since_the_last_step(actions: list[Callable[[Job],
     for action in actions:
         action(job)
     assert job.held() == held
+
+
+def test_a_backward_of_a_graph_that_was_kept_is_seen() -> None:
+    job = Job()
+    loss = job.model[1](job.model[0](torch.ones(5, 3))).sum()  # without what an optimizer's step would spoil
+    other = nn.Linear(3, 3)
+    sum_of_other = other(torch.ones(2, 3)).sum()
+    pending = PendingGradients()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    pending.watch("other", optimizer)
+    sum_of_other.backward(retain_graph=True)
+    optimizer.step()
+    assert pending.capture() == {}
+    loss.backward()
+    assert pending.capture() == {}
+    sum_of_other.backward()
+    assert sorted(pending.capture()["other"]) == ["0", "1"]
+
+
+def test_a_backward_on_another_thread_is_seen() -> None:
+    job = Job()
+    job.backward()
+    job.optimizer.step()
+    thread = threading.Thread(target=job.backward)
+    thread.start()
+    thread.join(20)
+    assert job.held() == ALL
 
 
 def test_a_new_gradient_in_the_place_of_a_used_one_is_pending() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -59,16 +60,41 @@ def test_nobody_meets_when_nobody_asks(stores: Any) -> None:
         assert together(3, lambda rank, save=save: exchanges[rank].is_on(save, asked=False)) == [False] * 3
 
 
-def test_one_who_asks_alone_meets_the_others_at_the_next_save(stores: Any) -> None:
+def met(exchanges: list[Exchange], save: int, asking: int | None) -> list[bool]:
+    return together(len(exchanges), lambda rank: exchanges[rank].is_on(save, asked=rank == asking))
+
+
+def test_one_who_asks_and_is_first_is_met_at_once(stores: Any) -> None:
+    exchanges = ranks(stores)
+    clients = [stores() for _ in exchanges]
+
+    def run(rank: int) -> bool:
+        if rank != 1:
+            clients[rank].wait(["plan/5/go"], dt.timedelta(seconds=20))
+        return exchanges[rank].is_on(5, asked=rank == 1)
+
+    assert together(3, run) == [True] * 3
+    assert together(3, lambda rank: exchanges[rank].groups(5, [described("a")])) == [{"a": (0, 1, 2)}] * 3
+    assert met(exchanges, 6, None) == [False] * 3
+
+
+def test_one_who_asks_too_late_is_met_at_the_next_save(stores: Any) -> None:
     exchanges = ranks(stores)
     started = time.monotonic()
-    # Rank 1 may be first or last: the two others are there at once, and go on.
-    assert together(3, lambda rank: exchanges[rank].is_on(5, asked=rank == 1)) == [False] * 3
+    assert not exchanges[0].is_on(5, asked=False)
+    assert not exchanges[1].is_on(5, asked=True)
+    assert not exchanges[2].is_on(5, asked=False)
     assert time.monotonic() - started < 10, "did not wait for its deadline"
-    assert together(3, lambda rank: exchanges[rank].is_on(6, asked=rank == 1)) == [True] * 3
-    found = together(3, lambda rank: exchanges[rank].groups(6, [described("a")]))
-    assert found == [{"a": (0, 1, 2)}] * 3
-    assert together(3, lambda rank: exchanges[rank].is_on(7, asked=False)) == [False] * 3
+    assert met(exchanges, 6, 1) == [True] * 3
+    assert together(3, lambda rank: exchanges[rank].groups(6, [described("a")])) == [{"a": (0, 1, 2)}] * 3
+    assert met(exchanges, 7, None) == [False] * 3
+
+
+def test_one_who_asks_when_another_is_ahead_by_a_save_is_met_at_the_one_after(stores: Any) -> None:
+    exchanges = ranks(stores, 2)
+    assert [exchanges[0].is_on(save, asked=False) for save in (5, 6)] == [False] * 2
+    assert [exchanges[1].is_on(save, asked=True) for save in (5, 6)] == [False] * 2
+    assert met(exchanges, 7, 1) == [True] * 2
 
 
 def test_whoever_comes_late_finds_the_same_verdict(caplog: pytest.LogCaptureFixture) -> None:
@@ -99,7 +125,6 @@ def test_a_rank_that_never_comes_costs_one_deadline(absent: int) -> None:
     present = [rank for rank in range(3) if rank != absent]
     exchanges = [Exchange(rank, 3, store, 0.3) for rank in present]
     assert together(2, lambda index: exchanges[index].is_on(1, asked=True)) == [False, False]
-    assert store.get("plan/1/go") == b"later"
     # One that comes in the end goes along with what was decided without it.
     assert not Exchange(absent, 3, store, 0.3).is_on(1, asked=True)
 

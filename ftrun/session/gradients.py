@@ -6,11 +6,15 @@ the version of every gradient that it used; a gradient that is new or has change
 Gradients that were used and not touched since are left out: they are dead weight of the size of the model, as long as
 the loop calls ``zero_grad()`` before the next backward. (One that never does, and so adds to used gradients, is not
 continued exactly.)
+
+A backward needs operations that autograd has recorded. Where it has recorded none since the step, as in a save right
+after it, the versions of a few gradients are looked at, and those of thousands only where one of them has changed.
 """
 
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,9 @@ from ftrun.session.tracked import placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+_SOME = 64
+"""Gradients that are looked at where no backward can have been."""
 
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -52,7 +59,10 @@ class PendingGradients:
         return {name: gradients for name, gradients in pending.items() if gradients}
 
     def _pending(self, name: str, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        gradients, used = _gradients(optimizer), self._used.get(name, _NONE)
+        used = self._used.get(name, _NONE)
+        if used.are_untouched(optimizer):
+            return {}
+        gradients = _gradients(optimizer)
         if used.are_all(gradients):
             return {}
         return {
@@ -86,6 +96,20 @@ class _Used:
         self._references = [_nothing if each is None else weakref.ref(each) for each in gradients]
         numbers = [index for index, each in enumerate(gradients) if each is not None]
         self._versions = dict(zip(numbers, _versions(_there(gradients)), strict=True))
+        self._recorded = _recorded()
+
+    def are_untouched(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether no backward can have added to a gradient since, and some that are looked at are as they were.
+
+        A graph that was kept from before (``retain_graph``), or that another thread has recorded, changes most of them;
+        so does clearing or clipping them.
+        """
+        every = [*parameters(optimizer)]
+        if self._recorded is None or self._recorded != _recorded() or len(every) != len(self._references):
+            return False
+        some = range(0, len(every), -(-len(every) // _SOME) or 1)
+        looked_at = [(index, every[index].grad) for index in some]
+        return all(gradient is None or self.holds(index, gradient) for index, gradient in looked_at)
 
     def are_all(self, gradients: list[torch.Tensor | None]) -> bool:
         """Whether every gradient that is there now was used, and has not been written to since. Fast."""
@@ -102,6 +126,12 @@ class _Used:
         if index not in self._versions or self._references[index]() is not gradient:
             return False
         return _versions([gradient]) == [self._versions[index]]
+
+
+def _recorded() -> tuple[int, int] | None:
+    """How many operations autograd has recorded on this thread, and which thread that is; None where torch keeps it."""
+    count = getattr(torch.autograd, "_get_sequence_nr", None)
+    return None if count is None else (threading.get_ident(), count())
 
 
 def _nothing() -> None:

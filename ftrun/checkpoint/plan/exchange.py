@@ -1,9 +1,9 @@
 """How ranks find out, through the store, what they hold in common. No collective, and every wait has a deadline.
 
 They meet at a save of which all of them know that they must: the first one, and whenever the structure of the state
-has changed. Who sees such a change asks the others to come (``go``). If it has changed for all alike, they meet at
-once. If somebody for whom nothing has changed was there first, he goes on, and they meet at the next save, which the
-one who asked announces. In the meantime nothing new is shared.
+has changed. Whoever gets to a save first says what it is to be (``go``): who sees such a change, that all meet there;
+anybody else, that nobody does. Who comes too late with the wish for a meeting has it at the next save, for which he
+says so at once. In the meantime nothing new is shared. So a save at which nobody asks costs one answer of the store.
 
 At a meeting each rank puts down a digest of what it says of its tensors, and what it says under that digest: most
 ranks say the same, so it is there once. Rank 0 collects the digests, finds the groups, and publishes them for each
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LATER, _NOW, _LATE, _KNOWN = "later", "now", "late", "known"
+_LATER, _MEET, _NOW, _LATE, _KNOWN = "later", "meet", "now", "late", "known"
 
 
 class Exchange:
@@ -56,22 +56,19 @@ class Exchange:
             asked: whether this rank needs it.
         """
         try:
-            asked = asked or self._store.check([f"plan/{save}/wish"])
-            if not asked:
-                return self._say(f"plan/{save}/go", _LATER) == _NOW
-            return self._come(save)
+            if self._say(f"plan/{save}/go", _MEET if asked else _LATER) == _MEET and self._come(save):
+                return True
+            if asked:
+                self._say(f"plan/{save + 1}/go", _MEET)
         except RuntimeError as error:  # torch's errors of stores
             self._complain(save, error)
-            return False
+        return False
 
     def _come(self, save: int) -> bool:
-        go = f"plan/{save}/go"
-        if self._store.add(f"plan/{save}/here", 1) == self._world_size:
-            self._say(go, _NOW)
-        verdict = self._await(go, _LATER)
-        if verdict != _NOW:
-            self._store.set(f"plan/{save + 1}/wish", "1")
-        return verdict == _NOW
+        here = f"plan/{save}/here"
+        if self._store.add(here, 1) == self._world_size:
+            self._say(f"{here}/all", _NOW)
+        return self._await(f"{here}/all", _LATER) == _NOW
 
     def groups(self, save: int, described: Sequence[Described]) -> dict[str, tuple[int, ...]] | None:
         """The ranks that hold each tensor alike, by its name; None when the ranks didn't come to an end in time.
