@@ -76,12 +76,42 @@ def parts_of(tensors: Sequence[Any]) -> Sequence[torch.Tensor] | None:
     return parts if all_plain(parts) else None
 
 
+def parts_alike(tensors: Sequence[Any], types: Sequence[type]) -> Sequence[torch.Tensor] | None:
+    """:func:`parts_of` for tensors that are of the same classes as once, in their order; None where they aren't.
+
+    The classes of the local parts are the caller's to look at.
+    """
+    if [*map(type, tensors)] != types:
+        return None
+    if _PLAIN.issuperset(types):
+        return tensors
+    return [each if kind in _PLAIN else each._local_tensor for each, kind in zip(tensors, types, strict=True)]
+
+
 def specs_of(tensors: Sequence[Any]) -> list[Any] | None:
     """How DTensors among some tensors are spread, None for the others; None for all where there are none."""
     spread = _spread_classes()
     if spread.isdisjoint(map(type, tensors)):
         return None
     return [each._spec if type(each) in spread else None for each in tensors]
+
+
+def versions_of(tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> list[int]:
+    """How often torch has seen each tensor written to; of a DTensor both it and its local part, which count apart.
+
+    Args:
+        tensors: the tensors.
+        parts: what lies on this rank of each.
+
+    Raises:
+        RuntimeError: one of them was made in inference mode, and doesn't count.
+    """
+    if tensors is parts:
+        return [each._version for each in parts]
+    return [
+        part._version if part is each else part._version + each._version
+        for each, part in zip(tensors, parts, strict=True)
+    ]
 
 
 def local(tensor: Any) -> torch.Tensor:

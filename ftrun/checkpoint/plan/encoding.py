@@ -54,7 +54,7 @@ class Encoding:
         seen = look(walk.given, parts)
         self._walk = before = _Before(walk, Layout.of(walk.given, parts, seen), encoded.tensors)
         before.guard = Guard.of(walk.given, parts, seen.kinds)
-        alike = before.alike(walk.given, parts, seen)
+        alike = before.alike(walk.given, seen)
         return Encoded(encoded.tree, encoded.tensors, alike, _settled(walk))
 
     def _again(self, value: object) -> Encoded | None:
@@ -65,16 +65,15 @@ class Encoding:
             tree = walk.encode(value, "")
         except Refused:
             return None  # the walk anew says it, or says more
-        parts = parts_of(walk.given)
-        if parts is None or walk.names != before.names or not walk.finished(before.bases):
+        if walk.names != before.names or not walk.finished(before.bases):
             return None
         try:
-            seen = before.look(walk.given, parts)
+            seen = before.look(walk.given)
         except RuntimeError:  # of what has no memory, or no strides
             return None
-        if not before.is_as_it_was(walk.given, parts, seen):
+        if seen is None or not before.is_as_it_was(walk.given, seen):
             return None
-        alike = before.alike(walk.given, parts, seen)
+        alike = before.alike(walk.given, seen)
         return Encoded(tree, _Plain(before.numbers, alike.given), alike, _settled(walk))
 
 
@@ -117,43 +116,44 @@ class _Before:
         self.numbers = {walk.names[number]: at for at, number in enumerate(self._kept)}
         self._token = object()
 
-    def look(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Look:
-        """What is seen of tensors, as many as then.
+    def look(self, given: Sequence[torch.Tensor]) -> Look | None:
+        """What is seen of tensors, as many as then; None where there is one of a class that can't be looked at.
 
         Raises:
             RuntimeError: one of them has no address, or no strides.
         """
-        if self.guard is None:
-            return look(given, parts)
-        try:
-            quick = self.guard.look(given, parts)
-        except RuntimeError:  # one of them doesn't count, and never will
-            self.guard = None
-            return look(given, parts)
-        if quick is not None:
-            return quick
+        if self.guard is not None:
+            try:
+                quick = self.guard.look(given)
+            except RuntimeError:  # one of them doesn't count, and never will
+                self.guard, quick = None, None
+            if quick is not None:
+                return quick
+        parts = parts_of(given)
+        if parts is None:
+            return None
         seen = look(given, parts)
-        if seen.kinds == self.layout.kinds:  # strides of no consequence, or whether gradients are wanted
+        if self.guard is not None and seen.kinds == self.layout.kinds:
+            # Strides of no consequence, or whether gradients are wanted.
             self.guard = Guard.of(given, parts, self.layout.kinds)
         return seen
 
-    def alike(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], seen: Look) -> Alike:
+    def alike(self, given: Sequence[torch.Tensor], seen: Look) -> Alike:
         """What tells others that nothing has changed since the walk."""
         versions = None if seen.versions is None else self._stored(seen.versions)
         starts = seen.starts if self._all else seen.starts[self._places]
         memory = None if seen.memory is None else self._stored(seen.memory)
-        return Alike(self._token, self._stored(given), self._stored(parts), starts, versions, memory)
+        return Alike(self._token, self._stored(given), self._stored(seen.parts), starts, versions, memory)
 
     def _stored(self, of_all: Sequence[T]) -> Sequence[T]:
         """Of something about each tensor what is about those that have bytes of their own."""
         return of_all if self._all else [of_all[number] for number in self._kept]
 
-    def is_as_it_was(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], seen: Look) -> bool:
+    def is_as_it_was(self, given: Sequence[torch.Tensor], seen: Look) -> bool:
         """Whether tensors lie as they did, apart from a few that lie elsewhere now.
 
         Args:
             given: the tensors.
-            parts: what lies on this rank of each.
             seen: what was seen of them.
         """
         layout = self.layout
@@ -162,15 +162,16 @@ class _Before:
         moved = np.flatnonzero(seen.starts != layout.starts)
         if len(moved) > _MOVED or same_empty(given, layout.starts, layout.ends) != layout.empty:
             return False
-        return self._are_free(moved, seen.starts, parts)
+        return self._are_free(moved, seen)
 
-    def _are_free(self, moved: Any, starts: Any, parts: Sequence[torch.Tensor]) -> bool:
+    def _are_free(self, moved: Any, seen: Look) -> bool:
         """Whether tensors that lie elsewhere now share memory with no other one, neither then nor now."""
+        starts = seen.starts
         bound = {*self.bases, *self.bases.values()}
         ends = starts + (self.layout.ends - self.layout.starts)
         for number in moved.tolist():
             within = np.count_nonzero((starts < ends[number]) & (ends > starts[number]))
-            elsewhere = not (parts[number].is_cpu and self.layout.on_host[number])
+            elsewhere = not (seen.parts[number].is_cpu and self.layout.on_host[number])
             if number in bound or within > 1 or elsewhere or starts[number] == 0:
                 return False
         return True

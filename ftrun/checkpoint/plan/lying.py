@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ftrun.checkpoint.dtensors import specs_of
+from ftrun.checkpoint.dtensors import parts_alike, specs_of, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,17 @@ class Look:
     """What was seen of some tensors.
 
     Attributes:
+        parts: what lies on this rank of each.
         starts: addresses.
         kinds: dtypes, shapes and strides, conjugation, whether one is negated, and how they are spread over ranks;
             equal for the same.
         negated: one of them has its negation pending.
-        versions: how often each was written to; None where one doesn't count that.
+        versions: how often each was written to, see :func:`ftrun.checkpoint.dtensors.versions_of`; None where one
+            doesn't count that.
         memory: in which they lie; None where that wasn't asked for.
     """
 
+    parts: Sequence[torch.Tensor]
     starts: Any
     kinds: tuple[Any, ...]
     negated: bool
@@ -60,8 +63,10 @@ class Guard:
     to look at each. It keeps no tensor alive.
     """
 
-    def __init__(self, checks: list[_Check], kinds: tuple[Any, ...], again: dict[int, int]) -> None:
-        self._checks, self._kinds, self._again = checks, kinds, again
+    def __init__(
+        self, checks: list[_Check], types: list[type], kinds: tuple[Any, ...], again: Mapping[int, int]
+    ) -> None:
+        self._checks, self._types, self._kinds, self._again = checks, types, kinds, again
 
     @classmethod
     def of(cls, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], kinds: tuple[Any, ...]) -> Guard | None:
@@ -83,31 +88,42 @@ class Guard:
             if check is None:
                 return None
             checks.append(check)
-        return cls(checks, kinds, again)
+        return cls(checks, [*map(type, given)], kinds, again)
 
-    def look(self, given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Look | None:
+    def look(self, given: Sequence[torch.Tensor]) -> Look | None:
         """What :func:`look` says of as many tensors as then, where they are of the same kinds; None where they aren't.
 
         Raises:
             RuntimeError: one of them doesn't count how often it was written to.
         """
-        if any(parts[number] is not parts[other] for number, other in self._again.items()):
-            return None
-        if specs_of(given) != self._kinds[-1]:
-            return None
+        parts: list[torch.Tensor] = []
         starts: list[int] = []
         versions: list[int] = []
         memory: list[torch.UntypedStorage] = []
+        specs = self._kinds[-1]
         # All of a tensor while the processor has it at hand: to fetch thousands again takes longer than the look.
         for number, check in enumerate(self._checks):
             start = number * _TOGETHER
-            some = parts[start : start + _TOGETHER]
+            whole = given[start : start + _TOGETHER]
+            some = parts_alike(whole, self._types[start : start + _TOGETHER])
+            if some is None or (specs is not None and not _are_spread_as(whole, specs[start : start + _TOGETHER])):
+                return None
             if not check(*_once(some, start, self._again)):
                 return None
+            parts += some
             starts += [each.data_ptr() for each in some]
-            versions += [each._version for each in some]
+            versions += versions_of(whole, some)
             memory += [each.untyped_storage() for each in some]
-        return Look(np.array(starts, dtype=np.uint64), self._kinds, False, versions, memory)
+        if any(parts[number] is not parts[other] for number, other in self._again.items()):
+            return None
+        kept = given if specs is None else parts
+        return Look(kept, np.array(starts, dtype=np.uint64), self._kinds, False, versions, memory)
+
+
+def _are_spread_as(tensors: Sequence[Any], specs: Sequence[Any]) -> bool:
+    """Whether DTensors among some tensors are spread so; None says of the others that they are none."""
+    # Lists are compared by identity first, which is enough for almost all.
+    return [None if spec is None else each._spec for each, spec in zip(tensors, specs, strict=True)] == specs
 
 
 _TOGETHER = 256
@@ -134,7 +150,6 @@ def _look(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, count
     dtypes: list[torch.dtype] = []
     shapes: list[torch.Size] = []
     contiguous: list[bool] = []
-    versions: list[int] = []
     negated = False
     for each in parts:
         starts.append(each.data_ptr())
@@ -142,15 +157,14 @@ def _look(given: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], *, count
         shapes.append(each.shape)
         contiguous.append(each.is_contiguous())
         negated = negated or each.is_neg()
-        if count:
-            versions.append(each._version)
     # Of a contiguous tensor the shape says how its bytes lie.
     strides = None
     if False in contiguous:
         strides = [None if flat else each.stride() for flat, each in zip(contiguous, parts, strict=True)]
     conj = [each.is_conj() for each in parts] if not _REAL.issuperset(dtypes) else None
     kinds = (dtypes, shapes, strides, conj, negated, specs_of(given))
-    return Look(np.array(starts, dtype=np.uint64), kinds, negated, versions if count else None)
+    versions = versions_of(given, parts) if count else None
+    return Look(parts, np.array(starts, dtype=np.uint64), kinds, negated, versions)
 
 
 @dataclass(frozen=True)

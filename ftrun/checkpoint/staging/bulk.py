@@ -139,15 +139,15 @@ class Bulk:
         return _Course(turn, trusted, np.flatnonzero(trusted), now, probes, later, small)
 
     def _versions(self, trusted: Any, alike: Alike, others: Mapping[int, torch.Tensor]) -> Versions:
-        """Counters of what is moved later: of its part here, of the whole where that is spread, and of its owner."""
+        """Counters of what is moved later, and of its owner."""
         if alike.versions is None:
             raise RuntimeError("a tensor has no counter")
         if not np.array_equal(self._watched.trusted, trusted):
             self._watched = _Watched(trusted, self)
         watched, versions = self._watched, Versions()
         parts = [alike.parts[number] for number in watched.numbers]
-        versions.note(watched.names, parts, [alike.versions[number] for number in watched.numbers])
-        versions.watch_all(watched.spread_names, [alike.given[number] for number in watched.spread])
+        whole = [alike.given[number] for number in watched.numbers] if watched.are_spread else parts
+        versions.note(watched.names, whole, parts, [alike.versions[number] for number in watched.numbers])
         chosen = [number for number in trusted.tolist() if number in others] if others else []
         versions.watch_all([self._names[each] for each in chosen], [others[each] for each in chosen])
         return versions
@@ -223,11 +223,9 @@ class _Watched:
     """Which counters are read, as long as the same tensors are moved later."""
 
     def __init__(self, trusted: Any, bulk: Bulk) -> None:
-        spread = trusted[bulk._spread[trusted]]
         self.trusted = trusted
         self.names, self.numbers = Picked(bulk._names, trusted), bulk._numbers[trusted].tolist()
-        # Writes to the local part don't count for the whole.
-        self.spread_names, self.spread = Picked(bulk._names, spread), bulk._numbers[spread].tolist()
+        self.are_spread = bool(bulk._spread[trusted].any())
 
 
 class _Owners:

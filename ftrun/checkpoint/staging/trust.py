@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftrun.checkpoint.dtensors import versions_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
@@ -123,7 +125,7 @@ class Versions:
 
     def __init__(self) -> None:
         # Lists side by side, and not a list of tuples: there may be thousands, and the training waits.
-        self._watched: list[tuple[Sequence[str], list[torch.Tensor], list[int]]] = []
+        self._watched: list[tuple[Sequence[str], list[torch.Tensor], list[torch.Tensor], list[int]]] = []
 
     def watch(self, name: str, tensor: torch.Tensor, other: torch.Tensor) -> bool:
         """Watch two tensors under one name; False where they have no counter.
@@ -143,24 +145,22 @@ class Versions:
         Raises:
             RuntimeError: one of them has no counter.
         """
-        self.note(names, tensors, _versions(tensors))
+        self.note(names, tensors, tensors, versions_of(tensors, tensors))
 
-    def note(self, names: Sequence[str], tensors: list[torch.Tensor], versions: list[int]) -> None:
-        """Watch tensors whose counters were read before, at the same boundary."""
-        self._watched.append((names, tensors, versions))
+    def note(
+        self, names: Sequence[str], tensors: list[torch.Tensor], parts: list[torch.Tensor], versions: list[int]
+    ) -> None:
+        """Watch tensors, and what lies on this rank of each, of which the counters were read at the same boundary."""
+        self._watched.append((names, tensors, parts, versions))
 
     def changed(self) -> set[str]:
         """Names of those that were written to."""
         found: set[str] = set()
-        for names, tensors, then in self._watched:
-            now = _versions(tensors)
+        for names, tensors, parts, then in self._watched:
+            now = versions_of(tensors, parts)
             if now != then:
                 found.update(names[number] for number, each in enumerate(now) if each != then[number])
         return found
-
-
-def _versions(tensors: list[torch.Tensor]) -> list[int]:
-    return [each._version for each in tensors]
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
