@@ -5,6 +5,7 @@ The class itself is never imported here: that takes long, and plain jobs don't n
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -83,8 +84,11 @@ def parts_alike(tensors: Sequence[Any], types: Sequence[type]) -> Sequence[torch
     """
     if [*map(type, tensors)] != types:
         return None
-    if _PLAIN.issuperset(types):
+    kinds = set(types)
+    if kinds <= _PLAIN:
         return tensors
+    if kinds.isdisjoint(_PLAIN):
+        return [each._local_tensor for each in tensors]
     return [each if kind in _PLAIN else each._local_tensor for each, kind in zip(tensors, types, strict=True)]
 
 
@@ -106,12 +110,11 @@ def versions_of(tensors: Sequence[Any], parts: Sequence[torch.Tensor]) -> list[i
     Raises:
         RuntimeError: one of them was made in inference mode, and doesn't count.
     """
+    versions = [each._version for each in parts]
     if tensors is parts:
-        return [each._version for each in parts]
-    return [
-        part._version if part is each else part._version + each._version
-        for each, part in zip(tensors, parts, strict=True)
-    ]
+        return versions
+    wholes = [0 if each is part else each._version for each, part in zip(tensors, parts, strict=True)]
+    return [*map(operator.add, versions, wholes)]
 
 
 def local(tensor: Any) -> torch.Tensor:

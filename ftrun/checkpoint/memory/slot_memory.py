@@ -69,6 +69,11 @@ class SlotMemory:
         """Where its first byte is."""
         return self._bytes.data_ptr()
 
+    @property
+    def mapping(self) -> object:
+        """Keeps the memory where it is as long as it lives."""
+        return self._bytes
+
     def tensor(self, dtype: torch.dtype, offset: int, shape: tuple[int, ...]) -> torch.Tensor:
         """A part of it as a tensor. ``offset`` is a multiple of the element size."""
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))

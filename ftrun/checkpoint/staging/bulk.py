@@ -6,8 +6,9 @@ be copied while training goes on. At a save only addresses are added up, and cou
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.plan.planner import Copy, Plan
     from ftrun.checkpoint.staging.trust import Owned, Trust
     from ftrun.checkpoint.state import Alike
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Bulk:
         versions = self._versions(course.which, alike, others)
         memory = alike.memory
         if memory is None:
-            memory = [alike.parts[number].untyped_storage() for number in self._watched.numbers]
+            memory = [each.untyped_storage() for each in self._watched.some(alike.parts)]
         return Ordered(now, later, probes, words, Picked(self._names, course.which), versions, memory)
 
     def foresee(self, turn: int) -> None:
@@ -145,9 +148,9 @@ class Bulk:
         if not np.array_equal(self._watched.trusted, trusted):
             self._watched = _Watched(trusted, self)
         watched, versions = self._watched, Versions()
-        parts = [alike.parts[number] for number in watched.numbers]
-        whole = [alike.given[number] for number in watched.numbers] if watched.are_spread else parts
-        versions.note(watched.names, whole, parts, [alike.versions[number] for number in watched.numbers])
+        parts = watched.some(alike.parts)
+        whole = watched.some(alike.given) if watched.are_spread else parts
+        versions.note(watched.names, whole, parts, watched.some(alike.versions))
         chosen = [number for number in trusted.tolist() if number in others] if others else []
         versions.watch_all([self._names[each] for each in chosen], [others[each] for each in chosen])
         return versions
@@ -224,8 +227,16 @@ class _Watched:
 
     def __init__(self, trusted: Any, bulk: Bulk) -> None:
         self.trusted = trusted
-        self.names, self.numbers = Picked(bulk._names, trusted), bulk._numbers[trusted].tolist()
+        self.names = Picked(bulk._names, trusted)
         self.are_spread = bool(bulk._spread[trusted].any())
+        self._numbers = bulk._numbers[trusted].tolist()
+        self._pick = operator.itemgetter(*self._numbers) if len(self._numbers) > 1 else None
+
+    def some(self, of_all: Sequence[T]) -> list[T]:
+        """Of something about each tensor of the state what is about those that are watched."""
+        if self._pick is not None:
+            return list(self._pick(of_all))
+        return [of_all[number] for number in self._numbers]
 
 
 class _Owners:
@@ -247,7 +258,7 @@ class _Owners:
         self._answer = np.zeros(0, dtype=bool)
 
     def among(self, given: Sequence[torch.Tensor], owned: Owned) -> Any:
-        now = np.array([*map(id, given)], dtype=np.int64)
+        now = np.fromiter(map(id, given), np.int64, len(given))
         if owned.objects == self._owned and len(now) == len(self._given):
             owned.identities = self._identities
             differ = np.flatnonzero(now != self._given)

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from ftrun.checkpoint.staging.device import DeviceCopies
 from ftrun.checkpoint.staging.moves import SMALL, Move, Whole, batches, moves, split
 from ftrun.checkpoint.staging.trust import TRIALS, Owned, Trust, Versions
@@ -26,6 +24,8 @@ from ftrun.checkpoint.staging.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import torch
 
     from ftrun.checkpoint.memory.slot_memory import SlotMemory
     from ftrun.checkpoint.plan.planner import Copy, Plan
@@ -92,8 +92,7 @@ def order(
         copies: those of the plan that this is about; None for all.
     """
     kept: list[torch.UntypedStorage] = []
-    target = memory.tensor(torch.uint8, 0, (memory.size,))
-    orders = Orders(alive=(plan.copies if copies is None else copies, target, kept))
+    orders = Orders(alive=(plan.copies if copies is None else copies, memory.mapping, kept))
     number = 0
     for copy in plan.copies if copies is None else copies:
         every = moves(copy, memory)
