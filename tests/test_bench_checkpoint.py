@@ -76,16 +76,16 @@ def test_stall_is_what_training_is_held_over_the_memcpy_of_the_same_cycle(bench:
         {"name": "memcpy again", "cycle": cycle, "value": 0.11} for cycle in range(2)
     ]
     job, saves = trained(bench, rank), bench("checkpoint_saves")
-    made = saves.stall([job], [])
+    made = saves.stall([job], [], [])
     assert made.value == pytest.approx(2.5)
     assert made.control == pytest.approx(1.1)
     assert (made.n, made.verdict) == (2, "not met")
-    assert saves.overlap([job]).value == pytest.approx(0.15)
+    assert saves.overlap([job], []).value == pytest.approx(0.15)
 
 
 def test_a_job_that_went_wrong_gives_no_figure_but_says_why(bench: Any) -> None:
     job = trained(bench, lines(blocking_held=[0.2], memcpy=[0.1]), problem="ended with code 1: ValueError: no")
-    made = bench("checkpoint_saves").stall([job], [])
+    made = bench("checkpoint_saves").stall([job], [], [])
     assert made.value is None
     assert made.notes == ["DDP, 4 tensors: ended with code 1: ValueError: no"]
 

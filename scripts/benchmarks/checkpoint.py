@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from figures import Figure
 
 _STALL = ("checkpoint.stall", "checkpoint.stall.overlap")
-_SAVES = (*_STALL, "checkpoint.bytes_staged", "checkpoint.persist")
+_SAVES = ("checkpoint.bytes_staged", "checkpoint.persist")
 _SCENARIOS = {"memory": ("checkpoint.memory",), "persist": _SAVES, "interference": ("checkpoint.interference",)}
 _WITH_PEERS = ("checkpoint.stall", "checkpoint.persist", "checkpoint.load")
-_FROM_ONE_JOB = (*_SAVES, "checkpoint.load", "checkpoint.memory", "checkpoint.interference")
+_FROM_ONE_JOB = (*_STALL, *_SAVES, "checkpoint.load", "checkpoint.memory", "checkpoint.interference")
 _APART = {
     "checkpoint.slow_remote": checkpoint_remote.slow_remote,
     "checkpoint.many_nodes": checkpoint_nodes.many_nodes,
@@ -37,29 +37,38 @@ _APART = {
 def measure(settings: Settings) -> Iterator[Figure]:
     """All figures that were asked for."""
     if settings.wants(*_FROM_ONE_JOB):
-        large, small = _train(settings)
         peers = checkpoint_peers.measure(settings) if settings.wants(*_WITH_PEERS) else []
-        yield from (each for each in _figures(settings, large, small, peers) if settings.wants(each.id))
+        yield from (each for each in _figures(settings, peers) if settings.wants(each.id))
     for name, part in _APART.items():
         if settings.wants(name):
             yield from part(settings)
 
 
-def _train(settings: Settings) -> tuple[list[Trained], list[Trained]]:
-    """One job for each kind of state, which goes through all that is asked of it."""
-    cycles = settings.count(10, 3)
+def _train(settings: Settings) -> list[Trained]:
+    """One job for each layout, which goes through all that is asked of it but the stall."""
     scenarios = tuple(name for name, ids in _SCENARIOS.items() if settings.wants(*ids))
-    large = [train(settings, Plan(scenarios, cycles), each) for each in subjects(settings, "large")]
-    chosen = subjects(settings, "small")[: settings.count(2, 1)] if settings.wants(*_STALL) else []
-    return large, [train(settings, Plan(("stall",), cycles), each) for each in chosen]
+    plan = Plan(scenarios, settings.count(10, 3))
+    return [train(settings, plan, each) for each in subjects(settings, "large")] if _wanted(settings) else []
 
 
-def _figures(
-    settings: Settings, large: Sequence[Trained], small: Sequence[Trained], peers: Sequence[Peer]
-) -> Iterator[Figure]:
+def _wanted(settings: Settings) -> bool:
+    return settings.wants(*(each for each in _FROM_ONE_JOB if each not in _STALL))
+
+
+def _stalls(settings: Settings, size: int) -> list[Trained]:
+    """Jobs that tell how long saves of so many MiB hold training up."""
+    plan = Plan(("stall",), settings.count(10, 3))
+    chosen = [*subjects(settings, "large", size=size), *subjects(settings, "small", size=size)]
+    return [train(settings, plan, each) for each in chosen[: settings.count(4, 3)]]
+
+
+def _figures(settings: Settings, peers: Sequence[Peer]) -> Iterator[Figure]:
+    if settings.wants(*_STALL):
+        jobs, half = _stalls(settings, 1024), [] if settings.quick else _stalls(settings, 512)
+        yield checkpoint_saves.stall(jobs, half, peers)
+        yield checkpoint_saves.overlap(jobs, half)
+    large = _train(settings)
     if settings.wants(*_SAVES):
-        yield checkpoint_saves.stall([*large, *small], peers)
-        yield checkpoint_saves.overlap([*large, *small])
         yield checkpoint_saves.staged(large)
         yield checkpoint_saves.persist(large, peers)
     if settings.wants("checkpoint.memory"):

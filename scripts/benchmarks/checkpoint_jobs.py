@@ -62,9 +62,9 @@ class Subject:
         return "--layout", self.layout, "--tensors", self.tensors, "--size", str(self.size)
 
 
-def subjects(settings: Settings, tensors: str) -> list[Subject]:
-    """Both layouts with one kind of tensors."""
-    return [Subject(layout, tensors, settings.count(512, 64) << 20) for layout in LAYOUTS]
+def subjects(settings: Settings, tensors: str, *, size: int = 512) -> list[Subject]:
+    """Both layouts with one kind of tensors, and so many MiB of them all, where it need not be quick."""
+    return [Subject(layout, tensors, settings.count(size, 64) << 20) for layout in LAYOUTS]
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,34 @@ if TYPE_CHECKING:
     from figures import Figure
 
 
-def stall(jobs: Sequence[Trained], peers: Sequence[Peer]) -> Figure:
-    """``checkpoint.stall``: the optimizer steps right after the save, so nothing overlaps."""
+def stall(jobs: Sequence[Trained], half: Sequence[Trained], peers: Sequence[Peer]) -> Figure:
+    """``checkpoint.stall``: the optimizer steps right after the save, so nothing overlaps.
+
+    Args:
+        jobs: of 1 GiB; these decide.
+        half: of half as much, beside them.
+        peers: what others take for half as much.
+    """
     cases = [_held(each, "blocking") for each in jobs]
     notes = [f"{each.name}: {note}" for each in peers for note in each.notes]
-    return figure("checkpoint.stall", cases, Target("<=", 1.1), reference(peers, lambda each: each.stall), notes)
+    beside = _of_half(half, "blocking") | reference(peers, lambda each: each.stall)
+    return figure("checkpoint.stall", cases, Target("<=", 1.1), beside, notes)
 
 
-def overlap(jobs: Sequence[Trained]) -> Figure:
+def overlap(jobs: Sequence[Trained], half: Sequence[Trained]) -> Figure:
     """``checkpoint.stall.overlap``: forward and backward on a device take four times the copy, and the CPU sleeps."""
     cases = [_held(each, "overlap") for each in jobs]
     busy = {f"{each.subject.name}, CPU busy": over(each.results, "busy.held", "memcpy") for each in jobs}
-    notes = ["CPU busy: as many ranks as cores compute without a pause, so that the copy finds no time of its own"]
-    return figure("checkpoint.stall.overlap", cases, Target("<=", 0.1), busy, notes)
+    notes = [
+        "CPU busy: as many ranks as cores compute without a pause, so that the copy finds no time of its own",
+        "what a step takes to begin where nothing was saved is taken off what it waits at the fence",
+    ]
+    beside = _of_half(half, "overlap") | busy
+    return figure("checkpoint.stall.overlap", cases, Target("<=", 0.1), beside, notes)
+
+
+def _of_half(half: Sequence[Trained], how: str) -> dict[str, float | None]:
+    return {f"{each.subject.name}, 512 MiB": _held(each, how).value for each in half}
 
 
 def _held(job: Trained, how: str) -> Case:

@@ -43,6 +43,7 @@ class Job:
         self.clock.put("owned", 0, self.trainee.owned)
         self.clock.put("total", 0, self.trainee.total)
         self._saves = 0
+        self._begun = 0.0
 
     def baseline(self) -> clock.Baseline:
         return clock.Baseline(self.trainee.owned, self.out / f"raw-{self.ft.rank}")
@@ -53,6 +54,12 @@ class Job:
         self.ft.step_end()
         return waited
 
+    def note_beginning(self, cycle: int, pace: float) -> None:
+        """Note what a step takes until it begins, as one does that comes after so long a time and not after a save."""
+        time.sleep(pace)
+        self._begun = self.step()
+        self.clock.put("begun", cycle, self._begun)
+
     def save(self, name: str, cycle: int, *, pace: float = 0.0, busy: int = 0) -> None:
         """Save, and step: at once, after a time in which the CPU sleeps, or after so much computing."""
         dist.barrier()
@@ -61,7 +68,7 @@ class Job:
         saved, computed = time.perf_counter() - began, time.thread_time() - computed
         time.sleep(pace)
         compute(busy)
-        waited = self.step()
+        waited = max(0.0, self.step() - self._begun)
         if self._saves < WARM:
             name, cycle = "first", self._saves
         self._saves += 1
@@ -138,6 +145,7 @@ def stall(job: Job, *, raw: bool = False) -> None:
     busy = int(clock.agree(1 + 10 * pace / (time.perf_counter() - began)))
     job.warm_up()
     for cycle in range(job.cycles):
+        job.note_beginning(cycle, pace)
         job.clock.time("memcpy", cycle, base.copy)
         job.save("blocking", cycle)
         job.clock.time("memcpy again", cycle, base.copy)
