@@ -530,8 +530,8 @@ def test_errors_are_told(trusted: Trusted, monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: Any) -> None:
         raise OSError("device is gone")
 
-    for module in ("moves", "runs"):
-        monkeypatch.setattr(f"ftrun.checkpoint.staging.{module}.move", broken)
+    for function in ("moves.move", "runs.move_all"):
+        monkeypatch.setattr(f"ftrun.checkpoint.staging.{function}", broken)
     taken = loop.save(held=True)
     monkeypatch.undo()
     step()

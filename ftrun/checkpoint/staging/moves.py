@@ -7,13 +7,14 @@ Contiguous memory is moved by address: one call for each slice, during which oth
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ftrun.checkpoint.memory.slot_memory import SlotMemory
     from ftrun.checkpoint.plan.planner import Copy
@@ -48,6 +49,15 @@ def move(target: int, source: int, size: int) -> None:
         return
     for at in range(0, size, _STEP):
         ctypes.memmove(target + at, source + at, min(_STEP, size - at))
+
+
+def move_all(targets: Sequence[int], sources: Sequence[int], sizes: Sequence[int]) -> None:
+    """:func:`move`, many times."""
+    if max(sizes) <= _STEP:
+        deque(map(ctypes.memmove, targets, sources, sizes), maxlen=0)  # in half the time of a loop
+        return
+    for target, source, size in zip(targets, sources, sizes, strict=True):
+        move(target, source, size)
 
 
 class Move(Protocol):

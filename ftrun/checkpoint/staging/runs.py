@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from ftrun.checkpoint.staging.moves import SLICE, memcmp, move
+from ftrun.checkpoint.staging.moves import SLICE, memcmp, move_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _WORDS = 2
 """Words of 8 bytes of each tensor that are looked at twice: a write to all of it changes them. Each costs a cache miss
@@ -72,16 +72,14 @@ class Runs:
 
     def changed(self) -> set[str]:
         """Names of those of which source and copy differ."""
-        found = enumerate(self._each(slice(None)))
+        found = enumerate(zip(*self._lists(slice(None)), strict=True))
         return {self._names[number] for number, (target, source, size) in found if memcmp(target, source, size) != 0}
 
     def _move(self, part: slice) -> None:
-        for target, source, size in self._each(part):
-            move(target, source, size)
+        move_all(*self._lists(part))
 
-    def _each(self, part: slice) -> Iterator[tuple[int, int, int]]:
-        runs = (self._targets[part].tolist(), self._sources[part].tolist(), self._sizes[part].tolist())
-        return zip(*runs, strict=True)
+    def _lists(self, part: slice) -> tuple[list[int], list[int], list[int]]:
+        return self._targets[part].tolist(), self._sources[part].tolist(), self._sizes[part].tolist()
 
 
 def grouped(sizes: Any) -> list[slice]:
