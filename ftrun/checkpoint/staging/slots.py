@@ -180,12 +180,11 @@ def _attempt_of(seal: bytes) -> str | None:
 
 
 def empty(slot: Slot) -> None:
-    """Take away what says that a slot holds something. The seal first: a seal alone would be drained again.
+    """Take away what says that a slot holds something. The markers name the snapshot that they are about, and stay.
 
     Raises:
         OSError: it can't be taken away.
     """
     if not os.path.isdir(slot.directory):
         make_directory(slot.directory)
-    for marker in (slot.seal, slot.draining, slot.drained):
-        remove(marker)
+    remove(slot.seal)
