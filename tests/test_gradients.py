@@ -131,6 +131,36 @@ def test_a_backward_on_another_thread_is_seen() -> None:
     assert job.held() == ALL
 
 
+def by_a_graph_from_before(parameters: list[nn.Parameter], early: torch.Tensor) -> None:
+    early.backward()
+
+
+def of_a_leaf(parameters: list[nn.Parameter], early: torch.Tensor) -> None:
+    torch.autograd.backward([parameters[7]], [torch.ones(3)])
+
+
+def by_hand(parameters: list[nn.Parameter], early: torch.Tensor) -> None:
+    parameters[7].grad = torch.ones(3)
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+@pytest.mark.parametrize("change", [by_a_graph_from_before, of_a_leaf, by_hand])
+def test_one_of_many_gradients_is_seen_though_nothing_was_recorded_since_the_step(
+    change: Callable[[list[nn.Parameter], torch.Tensor], None], cleared: bool
+) -> None:
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(500)]
+    optimizer, pending = torch.optim.SGD(parameters, lr=0.1), PendingGradients()
+    pending.watch("it", optimizer)
+    early = parameters[7].sum()
+    torch.stack([each.sum() for each in parameters]).sum().backward()
+    optimizer.step()
+    if cleared:
+        optimizer.zero_grad()
+    assert pending.capture() == {}
+    change(parameters, early)
+    assert sorted(pending.capture()["it"]) == ["7"]
+
+
 def test_a_new_gradient_in_the_place_of_a_used_one_is_pending() -> None:
     # Freed memory is used again at once, so the new gradient may have the old one's address, id and version.
     job = Job()

@@ -54,6 +54,19 @@ def test_all_meet_and_learn_their_groups(stores: Any) -> None:
     assert together(3, run) == [{"a": (0, 1, 2), "b": (0, 2)}, {"a": (0, 1, 2)}, {"a": (0, 1, 2), "b": (0, 2)}]
 
 
+def test_they_meet_at_once_where_torch_serves_the_store_without_libuv() -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
+    clients = [dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(2)]
+    exchanges = [Exchange(rank, 2, clients[rank], 10.0) for rank in range(2)]
+
+    def run(rank: int) -> Any:
+        return exchanges[rank].is_on(1, asked=True) and exchanges[rank].groups(1, [described("a")])
+
+    began = time.monotonic()
+    assert together(2, run) == [{"a": (0, 1)}] * 2
+    assert time.monotonic() - began < 8, "nobody waited until the deadline"
+
+
 def test_nobody_meets_when_nobody_asks(stores: Any) -> None:
     exchanges = ranks(stores)
     for save in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,6 +154,19 @@ def test_what_an_optimizer_takes_up_again_is_watched_again(loop: Loop) -> None:
     parameters.append(loop.large)
     loop.optimizer.state[loop.large] = state
     assert loop.save(loop.writes("large")) == ({"small", "large"}, {"large"})
+
+
+def test_other_values_for_a_while_past_torch_are_seen_in_a_trial(loop: Loop) -> None:
+    def evaluate_another() -> None:
+        kept = loop.small.detach().clone()
+        loop.small.data.add_(1)
+        time.sleep(0.3)  # what an evaluation of an average takes; many times what a look does
+        loop.small.data.copy_(kept)
+
+    assert loop.save(evaluate_another) == (set(), set())
+    for _ in range(TRIALS):
+        loop.save()
+    assert loop.save(evaluate_another) == ({"large"}, set())
 
 
 def test_a_write_past_torch_to_what_has_no_probe_is_seen(loop: Loop) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +16,7 @@ from staging_kit import Copy, memory_for, plan_of, raw, stored
 from ftrun.checkpoint.checksums import to_hex
 from ftrun.checkpoint.staging import digests
 from ftrun.checkpoint.staging.moves import PARTS, PROBES, SLICE, Block, Strided, Whole, batches, moves, split
-from ftrun.checkpoint.staging.work import Helper, Work
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ftrun.checkpoint.staging.work import Helper, Work, is_crowded
 
 MIB = 2**20
 
@@ -182,6 +182,32 @@ def test_what_is_kept_is_done_by_one_thread() -> None:
     assert {number for number, thread in did.items() if thread != me} == {0}
     assert len(did) == 100
     helper.close(10)
+
+
+@pytest.mark.parametrize(
+    ("mine", "launchers", "ranks", "crowded"),
+    [(2, 2, 2, True), (4, 4, 2, False), (8, 64, 8, False), (1, 64, 8, True), (8, 8, 8, True)],
+)
+def test_ranks_are_crowded_where_all_processors_are_busy(
+    mine: int, launchers: int, ranks: int, crowded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(launchers if pid else mine)))
+    assert is_crowded(ranks) is crowded
+
+
+def test_whoever_waits_is_not_woken_by_each_task() -> None:
+    def switches() -> int:
+        status = Path(f"/proc/self/task/{waiting.native_id}/status").read_text()
+        return int(re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)[0])
+
+    seen: list[int] = []
+    short = [lambda: time.sleep(0.001)] * 100
+    work = Work([lambda: seen.append(switches()), *short, lambda: seen.append(switches())])
+    waiting = threading.Thread(target=work.wait, args=(20,))
+    waiting.start()
+    work.help()
+    waiting.join(20)
+    assert seen[1] - seen[0] < 20
 
 
 def test_an_error_ends_the_work_for_both() -> None:

@@ -130,6 +130,22 @@ def test_a_write_to_sharded_state_before_it_is_copied_is_seen(tmp_path: Path, ho
 
 
 @pytest.mark.usefixtures("alone")
+def test_a_write_to_the_part_here_is_seen_where_the_state_has_another_view_of_it(tmp_path: Path) -> None:
+    loop = Sharded(tmp_path, as_a_session=True)
+    state_dict, weight = loop.net.state_dict, loop.net[0].weight
+    loop.net.state_dict = lambda **_: state_dict()  # type: ignore[method-assign]  # detached, as a class of its own has it
+    for _ in range(TRIALS + 1):
+        loop.save()
+
+    def write() -> None:
+        with torch.no_grad():
+            weight.to_local().add_(0)
+
+    assert loop.save(write)[1] == {"tracked/net/0.weight"}
+    loop.slot.close()
+
+
+@pytest.mark.usefixtures("alone")
 def test_state_that_is_spread_otherwise_is_not_taken_for_the_same() -> None:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from ftrun.session.callbacks import REGISTRY
 from ftrun.session.gradients import PendingGradients
 from ftrun.session.loaders import Loaders, Waits
 from ftrun.session.states import States
+from ftrun.session.unreduced import SAID, has_unreduced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ftrun.data.loader import DataLoader
     from ftrun.session.loaders import Follower
     from ftrun.session.restoration import Restoration
+
+_log = logging.getLogger(__name__)
 
 
 class Contents:
@@ -40,6 +44,7 @@ class Contents:
         self._states = States()
         self._gradients = PendingGradients()
         self._restoration = restoration
+        self._said_unreduced = False
 
     def track(self, objects: dict[str, Any]) -> None:
         """Take in objects, and put their states back; see :meth:`ftrun.Session.track`.
@@ -103,6 +108,10 @@ class Contents:
         Raises:
             UsageError: a callback gives something that is no dict.
         """
+        # The look takes a millisecond where there are thousands of parameters.
+        if not self._said_unreduced and self._gradients.may_be_new and has_unreduced(self._tracked.values()):
+            self._said_unreduced = True
+            _log.warning(SAID)
         return {
             **self.states(),
             "gradients": self._gradients.capture(),

@@ -6,9 +6,6 @@ the version of every gradient that it used; a gradient that is new or has change
 Gradients that were used and not touched since are left out: they are dead weight of the size of the model, as long as
 the loop calls ``zero_grad()`` before the next backward. (One that never does, and so adds to used gradients, is not
 continued exactly.)
-
-A backward needs operations that autograd has recorded. Where it has recorded none since the step, as in a save right
-after it, the versions of a few gradients are looked at, and those of thousands only where one of them has changed.
 """
 
 from __future__ import annotations
@@ -26,9 +23,6 @@ from ftrun.session.tracked import placed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_SOME = 64
-"""Gradients that are looked at where no backward can have been."""
-
 
 def parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """The parameters of an optimizer, in the order of its groups."""
@@ -42,6 +36,12 @@ class PendingGradients:
     def __init__(self) -> None:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._used: dict[str, _Used] = {}
+        self._recorded: tuple[int, int] | None = None
+
+    @property
+    def may_be_new(self) -> bool:
+        """Whether autograd has recorded anything on this thread since the last step, as a backward needs it."""
+        return self._recorded is None or self._recorded != _recorded()
 
     def watch(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that this optimizer uses from now on."""
@@ -52,6 +52,7 @@ class PendingGradients:
     def _note(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if self._optimizers[name] is optimizer:  # else another one has been tracked under the name since
             self._used[name] = _Used(_gradients(optimizer))
+            self._recorded = _recorded()
 
     def capture(self) -> dict[str, dict[str, torch.Tensor]]:
         """Pending gradients by optimizer and index of the parameter; empty between complete steps."""
@@ -59,10 +60,7 @@ class PendingGradients:
         return {name: gradients for name, gradients in pending.items() if gradients}
 
     def _pending(self, name: str, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-        used = self._used.get(name, _NONE)
-        if used.are_untouched(optimizer):
-            return {}
-        gradients = _gradients(optimizer)
+        gradients, used = _gradients(optimizer), self._used.get(name, _NONE)
         if used.are_all(gradients):
             return {}
         return {
@@ -96,20 +94,6 @@ class _Used:
         self._references = [_nothing if each is None else weakref.ref(each) for each in gradients]
         numbers = [index for index, each in enumerate(gradients) if each is not None]
         self._versions = dict(zip(numbers, _versions(_there(gradients)), strict=True))
-        self._recorded = _recorded()
-
-    def are_untouched(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether no backward can have added to a gradient since, and some that are looked at are as they were.
-
-        A graph that was kept from before (``retain_graph``), or that another thread has recorded, changes most of them;
-        so does clearing or clipping them.
-        """
-        every = [*parameters(optimizer)]
-        if self._recorded is None or self._recorded != _recorded() or len(every) != len(self._references):
-            return False
-        some = range(0, len(every), -(-len(every) // _SOME) or 1)
-        looked_at = [(index, every[index].grad) for index in some]
-        return all(gradient is None or self.holds(index, gradient) for index, gradient in looked_at)
 
     def are_all(self, gradients: list[torch.Tensor | None]) -> bool:
         """Whether every gradient that is there now was used, and has not been written to since. Fast."""

@@ -169,9 +169,9 @@ class Saver:
         data: dict[str, Any],
     ) -> None:
         began = time.monotonic()
+        self._saves += 1  # first: ranks that count otherwise name their saves otherwise, and never commit again
         settled = self._stager.settle(_SETTLE_SECONDS)
         self._held = None
-        self._saves += 1
         name = str(AttemptName(self._contract.epoch or 0, step, self._suffix(step)))
         save = Save(name, step, total, reason, data, "", began)
         self._open.add(save)

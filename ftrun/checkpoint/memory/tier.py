@@ -14,7 +14,7 @@
         r00003/0.drained                    ... they are safe elsewhere: the slot may be filled again
     /dev/shm/ftrun-0/6f1c09ab22d4-copies/   the same for copies of another node's snapshots
 
-The worker fills a slot: it removes ``drained`` and ``seal``, writes, and puts a new ``seal``, last and in one step.
+The worker fills a slot: it removes ``seal``, writes, and puts a new ``seal``, last and in one step.
 The keeper puts ``draining`` before it reads, looks at the seal once more, and puts ``drained`` when the bytes are
 safe elsewhere. Each marker holds the name of the attempt that it speaks of: one of another attempt means nothing.
 """

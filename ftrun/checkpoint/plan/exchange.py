@@ -67,7 +67,7 @@ class Exchange:
     def _come(self, save: int) -> bool:
         here = f"plan/{save}/here"
         if self._store.add(here, 1) == self._world_size:
-            self._say(f"{here}/all", _NOW)
+            self._tell(f"{here}/all", _NOW)
         return self._await(f"{here}/all", _LATER) == _NOW
 
     def groups(self, save: int, described: Sequence[Described]) -> dict[str, tuple[int, ...]] | None:
@@ -105,7 +105,7 @@ class Exchange:
         try:
             self._store.wait(keys, self._deadline)
         except RuntimeError:
-            self._say(f"{at}/verdict", _LATE)
+            self._tell(f"{at}/verdict", _LATE)
             return
         sides: dict[str, list[int]] = defaultdict(list)
         for rank, said_by_it in enumerate(self._store.multi_get(keys)):
@@ -117,7 +117,7 @@ class Exchange:
             self._store.set(f"{at}/groups/{digest}", json.dumps(groups))
             with contextlib.suppress(RuntimeError, NotImplementedError):  # the large part; nobody reads it any more
                 self._store.delete_key(f"{at}/said/{digest}")
-        self._say(f"{at}/verdict", _KNOWN)
+        self._tell(f"{at}/verdict", _KNOWN)
 
     def _await(self, key: str, otherwise: str) -> str:
         """What was written under a key, which is ``otherwise`` at the deadline, if nobody has written anything."""
@@ -125,6 +125,11 @@ class Exchange:
             self._store.wait([key], self._deadline)
             return bytes(self._store.get(key)).decode()
         return self._say(key, otherwise)
+
+    def _tell(self, key: str, value: str) -> None:
+        """:meth:`_say` of what others wait for: a store that torch serves without libuv wakes nobody for that alone."""
+        if self._say(key, value) == value:
+            self._store.set(key, value)
 
     def _say(self, key: str, value: str) -> str:
         """Write where nothing is written yet; what is written there now."""

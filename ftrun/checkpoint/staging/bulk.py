@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ftrun.checkpoint.dtensors import versions_of
 from ftrun.checkpoint.staging.cut import Cut
 from ftrun.checkpoint.staging.moves import SMALL, is_plain
 from ftrun.checkpoint.staging.runs import Picked, Runs, Words, grouped
@@ -152,7 +153,10 @@ class Bulk:
         whole = watched.some(alike.given) if watched.are_spread else parts
         versions.note(watched.names, whole, parts, watched.some(alike.versions))
         chosen = [number for number in trusted.tolist() if number in others] if others else []
-        versions.watch_all([self._names[each] for each in chosen], [others[each] for each in chosen])
+        owners = [others[each] for each in chosen]
+        # A DTensor that was made of the owner counts with it, but its part here counts by itself.
+        here = [local(each) for each in owners]
+        versions.note([self._names[each] for each in chosen], owners, here, versions_of(owners, here))
         return versions
 
     def _mine(self, alike: Alike, owned: Owned | None) -> tuple[Any, dict[int, torch.Tensor]]:

@@ -4,6 +4,7 @@
 
     start()     on the training thread, within save(): copies what may change at any time
     ...         a helper copies the rest beside the next forward and backward
+    watch()     meanwhile, on another thread, if this is a trial: is anything not the same for a while?
     fence()     on the thread that is about to change the rest: copies what is left of it
     verdict()   once nothing is left: was anything written to before it was copied?
     judge()     at the fence, if this is a trial: which tensors are not the same any more?
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +39,9 @@ TIMEOUT = 600.0
 
 _FEW = 4
 """Tasks that the training thread does as fast by itself; none moves much more than a slice."""
+
+_RARER = 4
+"""What is on trial is looked at again after this part of the time that has passed since the save."""
 
 
 @dataclass
@@ -166,6 +171,9 @@ class Snapshot:
         self._alone = not first and len(self._now) <= _FEW
         self._verdict: frozenset[str] | None = None
         self._lock = threading.Lock()
+        self._differed: set[str] = set()
+        self._watched = threading.Lock()  # whoever has it reads what is on trial
+        self._judged = threading.Event()
 
     def start(self, begun: Callable[[], None]) -> None:
         """Copy what can't wait. ``begun`` is called when a helper may begin with :meth:`help`.
@@ -225,6 +233,29 @@ class Snapshot:
                 self._verdict = frozenset(changed | self._orders.versions.changed())
             return self._verdict
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether something is compared at the fence."""
+        return bool(self._orders.trial)
+
+    def watch(self) -> None:
+        """Look at what is on trial until the fence, less and less often.
+
+        A script may give weights other values past torch's counters (``x.data.copy_(average)``, for an evaluation),
+        and their own again before the optimizer steps: they are the same at the fence, and were not when they would
+        have been copied.
+        """
+        began = time.monotonic()
+        every = [*batches(_here(self._orders.trial))]
+        pause = 0.0
+        while not self._judged.wait(pause):
+            for batch in every:
+                with self._watched:
+                    if self._judged.is_set():
+                        return
+                    _compare(batch, self._differed)
+            pause = (time.monotonic() - began) / _RARER
+
     def judge(self, trust: Trust, helper: Callable[[Callable[[], None]], None], *, by_step: bool) -> None:
         """Tell ``trust`` how a trial went. On return nothing of it reads live state any more.
 
@@ -234,11 +265,13 @@ class Snapshot:
             by_step: an optimizer's step begins now; otherwise nothing is learned from what stayed the same.
         """
         trial = self._orders.trial
+        with self._watched:
+            self._judged.set()
         if not trial or self._now.error is not None:  # what was not copied differs, and nobody has written to it
             return
         for device in self._devices:
             device.finish()
-        changed = self._orders.trial_versions.changed()
+        changed = self._orders.trial_versions.changed() | self._differed
         work = Work(partial(_compare, each, changed) for each in batches(_here(trial)))
         helper(work.help)
         _compare([move for move in trial if _is_on_cuda(move)], changed)  # other threads have other streams

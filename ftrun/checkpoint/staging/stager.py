@@ -56,7 +56,7 @@ class Stager:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._trust = Trust()
         self._helper = Helper()
-        self._judge = Helper()  # while the first one sums up what it has copied
+        self._judge = Helper()  # of trials, while the first one sums up what it has copied
         self._fence = Fence(lambda: self.fence(by_step=True))
         self._pending: Snapshot | None = None
         self._lock = threading.Lock()
@@ -105,6 +105,8 @@ class Stager:
         made = Snapshot(orders, digests.tasks(plan.verify, found), self._stream, crowded=self._crowded)
         made.start(lambda: self._helper.submit(lambda: self._end(made, found, finish)))
         self._pending = made
+        if made.is_trial:
+            self._judge.submit(made.watch)
 
     def _anew(self, plan: Plan, memory: SlotMemory, tensors: Mapping[str, torch.Tensor]) -> snapshot.Orders:
         return snapshot.order(plan, memory, tensors, self._trust, self._owned(), self._turn)

@@ -1,8 +1,9 @@
 """Which tensors may be copied while training goes on: those that are seen to change in optimizer steps alone.
 
 Two things must hold. The memory belongs to a tracked optimizer, as parameter or state: that is what such steps change.
-And in the first saves the tensor was copied at once, and was the same still when the next optimizer step began: so
-nothing else in the loop writes to it, which no rule could tell beforehand (averages, clamps, steps of one's own).
+And in the first saves the tensor was copied at once, and was the same still when the next optimizer step began, and
+whenever a thread looked in between: so nothing else in the loop writes to it, which no rule could tell beforehand
+(averages, clamps, steps of one's own).
 
 From then on torch's counters tell of every write that goes through torch. One past them (``x.data``, a NumPy view, a
 kernel of one's own) that never came in a trial is seen at once where it changes a probe of the tensor or, of a smaller

@@ -65,7 +65,7 @@ class Work:
             self._busy -= 1
             if error is not None:
                 self._give_up(error)
-            if not self._busy:
+            if self._is_over():  # and not after each task: whoever wakes up for nothing takes the time of this thread
                 self._changed.notify_all()
 
     def keep(self) -> None:
@@ -86,8 +86,11 @@ class Work:
     def wait(self, timeout: float) -> None:
         """Wait until nobody works at it and nothing is left. What is not done by then is never done: an error."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._tasks and not self._busy, timeout):
+            if not self._changed.wait_for(self._is_over, timeout):
                 self._give_up(CheckpointError(f"copying the state was not done after {timeout:g} s"))
+
+    def _is_over(self) -> bool:
+        return not self._tasks and not self._busy
 
 
 class Helper:
@@ -143,8 +146,15 @@ def _give_way() -> None:
 
 
 def is_crowded(ranks: int) -> bool:
-    """Whether so many ranks keep all processors busy that this process may use."""
-    return len(os.sched_getaffinity(0)) <= ranks
+    """Whether so many ranks keep all processors busy that this process may use.
+
+    A rank that was bound to a few of them (``--numa-binding``) has those for itself, if they are more than one; how
+    many there are for all ranks is then what its launcher may use.
+    """
+    mine = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        return len(mine) == 1 or len(mine | os.sched_getaffinity(os.getppid())) <= ranks
+    return len(mine) <= ranks
 
 
 def remaining(deadline: float) -> float:

@@ -68,7 +68,9 @@ class Job:
         saved, computed = time.perf_counter() - began, time.thread_time() - computed
         time.sleep(pace)
         compute(busy)
-        waited = max(0.0, self.step() - self._begun)
+        waited = self.step()
+        if pace:  # what a step takes to begin after such a pause is no save's doing
+            waited = max(0.0, waited - self._begun)
         if self._saves < WARM:
             name, cycle = "first", self._saves
         self._saves += 1
