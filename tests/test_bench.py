@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from bench_kit import imported  # noqa: F401 - the fixture "bench"
+
+from ftrun.checkpoint.memory.tier import Tier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,3 +105,51 @@ def test_a_hang_is_judged_by_its_verdict_and_its_time(
     stamps = [common.Stamp(*each) for each in STEPS]
     verdict = hanging.judge(hanging.Case("x", "a case", hangs), falls, stamps, code)
     assert verdict.right is right, verdict
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from ftrun.checkpoint.keeper.config import KeeperConfig
+from ftrun.checkpoint.memory.tier import Tier
+for name in ("told", "untold"):
+    run_dir = Path("runs", name).absolute()
+    (run_dir / "attempts").mkdir(parents=True)
+    tier = Tier.of(run_dir, 0)
+    for each in (tier, tier.copies):
+        each.create()
+        (each.path / "r00000").mkdir()
+        (each.path / "r00000" / "0.safetensors").write_bytes(bytes(100))
+        if name == "told":
+            KeeperConfig(str(run_dir), name, "root", {}, "", 0, 1, None, None, 1).write(each)
+Path("ready").touch()
+time.sleep(60)
+"""
+
+
+def interrupted(common: Any, folder: Path, paths: list[Path]) -> None:
+    with common.started([sys.executable, "-c", KILLED], folder, ranks=1) as job:
+        assert job.wait_for(lambda: (folder / "ready").exists() or None, 20.0), job.output
+        assert [path.is_dir() for path in paths] == [True] * 4
+        raise KeyboardInterrupt
+
+
+def test_nothing_of_a_killed_job_stays_in_shared_memory(bench: Any, tmp_path: Path) -> None:
+    common = bench("common")
+    other = Tier.of(tmp_path / "elsewhere", 0)
+    other.create()
+    try:
+        with common.work_directory(keep=False) as work:
+            folder = work / "job"
+            folder.mkdir()
+            tiers = [Tier.of(folder / "runs" / name, 0) for name in ("told", "untold")]
+            paths = [each.path for tier in tiers for each in (tier, tier.copies)]
+            with pytest.raises(KeyboardInterrupt):
+                interrupted(common, folder, paths)
+            assert [path.is_dir() for path in paths] == [False] * 4
+            tiers[0].create()  # by what an interrupt has kept from being tidied up
+            (folder / "runs" / "told" / "attempts").mkdir(exist_ok=True)
+        assert not paths[0].exists()
+        assert other.path.is_dir(), "it is of another run"
+    finally:
+        other.remove()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from ftrun.config.origins import Resolved
 from ftrun.data.cache.files import CachedFiles
 from ftrun.data.filler.offering import Offering
 from ftrun.data.filler.offers import Offer, OfferDir
+from ftrun.data.filler.places import Pool
 from ftrun.data.filler.registering import Berth, register
 from ftrun.data.filler.spare import SpareFiller
 from ftrun.data.order import order_of
@@ -96,10 +99,44 @@ def test_a_spare_fetches_what_the_last_ranks_read_next(
         eventually(lambda: len(list(files.cached())) == len(expected), 20, "all that is read in this epoch")
         assert {int(each.url[-8:-4]) for each in files.cached()} == expected
         pid = spare.pid
+        assert spare.directory is not None
+        assert not spare.directory.remove_dead_spare(), "it lives"
+        assert spare.directory.spare.exists()
     finally:
         spare.finish()
     assert not psutil.pid_exists(pid)
     assert len(said) == 1
+
+
+DOOMED = """
+import sys, time
+from pathlib import Path
+from ftrun.data.filler.places import FillDir
+directory = FillDir(Path(sys.argv[1]))
+directory.make()
+held = directory.hold_for_spare()
+directory.plan("train").write_text("{}")
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_spare_has_left_goes_with_the_next_filler_of_that_cache(run: Path, tmp_path: Path) -> None:
+    pool = Pool.of(tmp_path / "other")
+    left, mine, members = pool.run(run, "b"), pool.run(run, 0), pool.run(run, 1)
+    doomed = subprocess.Popen([sys.executable, "-c", DOOMED, str(left.path)])
+    try:
+        for each in (mine, members):
+            each.make()
+        eventually(left.plan("train").exists, 20, "a spare")
+        pool.sweep(mine.path)
+        assert left.plan("train").exists(), "it lives"
+    finally:
+        doomed.kill()
+        doomed.wait(10)
+    assert left.plan("train").exists(), "nobody was left to remove it"
+    pool.sweep(mine.path)
+    # What other members have left, the next start of their run takes up.
+    assert {mine.path, members.path} == set((pool.path / "runs").iterdir())
 
 
 def test_a_spare_of_a_job_without_a_cache_starts_nothing(run: Path, tmp_path: Path) -> None:

@@ -36,23 +36,28 @@ class PendingGradients:
     def __init__(self) -> None:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._used: dict[str, _Used] = {}
-        self._recorded: tuple[int, int] | None = None
+        self._recorded: dict[str, tuple[int, int] | None] = {}
 
     @property
     def may_be_new(self) -> bool:
-        """Whether autograd has recorded anything on this thread since the last step, as a backward needs it."""
-        return self._recorded is None or self._recorded != _recorded()
+        """Whether autograd has recorded anything on this thread since some optimizer's last step.
+
+        A backward could have followed, of gradients that the step of another optimizer leaves alone.
+        """
+        now = _recorded()
+        return now is None or any(self._recorded.get(name) != now for name in self._optimizers)
 
     def watch(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that this optimizer uses from now on."""
         self._optimizers[name] = optimizer
         self._used.pop(name, None)
+        self._recorded.pop(name, None)
         optimizer.register_step_post_hook(lambda stepped, _args, _kwargs: self._note(name, stepped))
 
     def _note(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if self._optimizers[name] is optimizer:  # else another one has been tracked under the name since
             self._used[name] = _Used(_gradients(optimizer))
-            self._recorded = _recorded()
+            self._recorded[name] = _recorded()
 
     def capture(self) -> dict[str, dict[str, torch.Tensor]]:
         """Pending gradients by optimizer and index of the parameter; empty between complete steps."""

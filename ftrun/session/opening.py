@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+_had: set[str] = set()
+"""Attempts of which this process has had its Session. A second one would go back to where the attempt began, and name
+its saves as the first one did: nobody would ever commit them."""
+
+
 @contextlib.contextmanager
 def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[Session]:
     """A Session for the length of a block; see :meth:`ftrun.Session.open`."""
@@ -34,6 +39,11 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
             f"{Path(contract.worker_dir).name}. Processes that a worker starts can't have a Session of their own: "
             f"start them without {WorkerContract.VARIABLE} in their environment, or start all ranks with ftrun."
         )
+    if contract is not None and contract.start in _had:
+        raise UsageError(
+            "this worker has had its Session already: a run has one, for all of its steps. Train everything inside of "
+            "one function or one `with` block, or start a script of its own for each part."
+        )
     if contract is not None and contract.agent:
         oom.come_before_keeper(contract.agent)
     _mark(contract, "group")
@@ -42,6 +52,7 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
             stack.enter_context(default_group(place, device))
         _mark(contract, "grouped")
         if contract is not None:
+            _had.update({contract.start} - {""})
             store = agreement.connect(place, f"epoch-{contract.epoch}")
         else:
             # Every restart under torchrun has a count of its own, so no answer of an earlier life is read.

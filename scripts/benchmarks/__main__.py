@@ -9,6 +9,8 @@ same thing measured twice beside it as a control. Close everything else: a busy 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,8 @@ SUBJECTS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
 
 def main() -> int:
     options = _options()
+    # As Ctrl-C does: what was started is ended and tidied up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen = list(SUBJECTS) if options.subject == "all" else [options.subject]
     figures: list[Figure] = []
     with work_directory(options.keep) as work:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import leftovers
 import psutil
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def started(
         yield job
     finally:
         job.end()
+        leftovers.forget(folder)
 
 
 @contextlib.contextmanager
@@ -213,6 +215,7 @@ def work_directory(keep: bool) -> Iterator[Path]:
     try:
         yield folder
     finally:
+        leftovers.forget(folder)  # once more: a second Ctrl-C may have come in the middle of the first one's work
         if keep:
             say(f"everything is kept in {folder}")
         else:

@@ -6,6 +6,7 @@
         urls/<digest>                     lists of URLs, each once
         runs/<digest>/                    one for each run directory and node
             lock  log  shown.json  baseline.json
+            spare                     where the node waits for a seat; locked by its launcher as long as that lives
             resume.json                   where the next attempt begins, and with which ranks
             plans/<digest>.json           one for each loader
             plans/<digest>.<attempt>.page
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ftrun import durable
+from ftrun.flock import try_lock
 
 _KEPT = 14 * 86400.0
 """Seconds after which plans that nobody has used are removed: their runs were given up."""
@@ -81,10 +83,11 @@ class Pool:
         return FillDir(self.path / "runs" / name)
 
     def sweep(self, besides: Path) -> None:
-        """Remove what runs that were given up have left, and lists of URLs that no plan names any more."""
+        """Remove what dead spares and runs that were given up have left, and lists of URLs that no plan names."""
         now = time.time()
         for run in self._entries("runs"):
-            if run != besides and _age(run / "shown.json", now) > _KEPT and _age(run, now) > _KEPT:
+            given_up = _age(run / "shown.json", now) > _KEPT and _age(run, now) > _KEPT
+            if run != besides and not FillDir(run).remove_dead_spare() and given_up:
                 shutil.rmtree(run, ignore_errors=True)
         named = {plan.get("urls") for path in self.path.glob("runs/*/plans/*.json") if (plan := read_json(path))}
         for urls in self._entries("urls"):
@@ -147,6 +150,11 @@ class FillDir:
         return self.path / "resume.json"
 
     @property
+    def spare(self) -> Path:
+        """There where it is a spare's, which nobody has a use for once that is dead."""
+        return self.path / "spare"
+
+    @property
     def plans(self) -> Path:
         """Plans, pages and orders."""
         return self.path / "plans"
@@ -172,6 +180,38 @@ class FillDir:
         self.pool.path.parent.mkdir(parents=True, exist_ok=True)
         for directory in (self.pool.path, self.pool.path / "urls", self.path.parent, self.path, self.plans):
             directory.mkdir(mode=0o700, exist_ok=True)
+
+    def hold_for_spare(self) -> int:
+        """Say that it is this process's, a spare's. Returns a descriptor, which is open as long as that holds.
+
+        Raises:
+            OSError: the disk doesn't take it.
+        """
+        new = self.path / f".spare.{os.getpid()}"
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try_lock(descriptor)  # before anybody else finds it
+            new.replace(self.spare)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def remove_dead_spare(self) -> bool:
+        """Remove it if it is that of a spare that is dead, killed for example. Whether it was."""
+        try:
+            descriptor = os.open(self.spare, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            dead = try_lock(descriptor)
+            if dead:
+                self.remove()
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return dead
 
     def withdraw(self, loader: str) -> None:
         """Remove all that was written for one loader.

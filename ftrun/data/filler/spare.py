@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import time
 from dataclasses import replace
@@ -59,6 +60,7 @@ class SpareFiller:
         self._ask_at = 0.0
         self._pages: dict[str, tuple[FillPlan, Page]] = {}
         self._process: FillerProcess | None = None
+        self._held = -1  # a descriptor, by which others see that this process lives
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -100,6 +102,7 @@ class SpareFiller:
         if process is not None:
             process.finish()
             process.directory.remove()
+            os.close(self._held)
 
     # The thread
 
@@ -150,6 +153,7 @@ class SpareFiller:
             directory = pool.run(self._run_dir, self._name)
             directory.remove()  # of an earlier spare here
             directory.make()
+            self._held = directory.hold_for_spare()
             self._process = FillerProcess(directory, spare=True)
             self._report("what the others read next is fetched into the data cache here, too")
         found = self.directory
