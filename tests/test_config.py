@@ -855,6 +855,16 @@ def test_options_under_launch_are_those_of_the_installed_torch(command):
     assert "nnodes" not in result.stderr.splitlines()[0]
 
 
+def test_options_of_the_rendezvous_are_checked_where_it_is_ftruns_own():
+    text = "script: train.py\nlaunch:\n  nnodes: 1:4\n  rdzv_endpoint: h\n  rdzv_conf: quorum=maybe\n"
+    Path("job.yaml").write_text(text)
+    result = run("check", "job.yaml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("job.yaml:5:3: launch.rdzv_conf: --rdzv-conf quorum=maybe: give 1 or 0.\n")
+    assert run("check", "job.yaml", "--set", "launch.rdzv_conf=quorum=0").exit_code == 0
+    assert run("check", "job.yaml", "--set", "launch.rdzv_backend=c10d").exit_code == 0
+
+
 def test_show_is_an_aligned_table():
     load("name: a\nargs: [--x, '', 3e-4]\ncheckpoint:\n  every: 10m\n")
     sets = ("restart.no_progress=5", "restart.window=5 in 1h", "restart.budgets.killed=4", "watch.save=off", "env.A=b")

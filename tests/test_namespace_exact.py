@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from namespaces import Net
-from namespaces.diary import Diary
+from namespaces.diary import Diary, at_once
 from namespaces.frozen import freeze, thaw
 from namespaces.job import Job
 from namespaces.skipping import NET
@@ -126,6 +126,39 @@ def test_a_node_that_comes_back_from_the_dead_disturbs_nobody(tmp_path: Path, al
         assert story.world is job.diary.worlds()[-1]
         job.finish()
         assert [job.launchers[number].wait() for number in (1, 2, 3)] == [0, 0, 0]
+        alone.compare(job.diary)
+
+
+def test_of_two_nodes_one_stands_still_for_twelve_seconds(tmp_path: Path, alone: Alone) -> None:
+    every, pace = 10, 0.1
+    with Net(2) as net:
+        train = command("1:2", EXACT, sets=("checkpoint.peer_copies=1",))
+        job = Job(net, train, tmp_path, environment(tmp_path, PACE=str(pace)))
+        job.start(1, 2)
+        story = Story(job, 1, 2)
+        first = story.world
+        # The last snapshot has had time to reach the other node's memory.
+        job.until(lambda: job.diary.worlds() and first.steps()[-1].step % every == every - 2)
+        frozen = freeze(net.node(1))
+        began = time.monotonic()
+        story.goes_on("the host of two stands still", began, 2)
+        reached = first.steps()[-1].step
+        second = story.world
+        assert second.steps()[0].step > (reached - 3) // every * every, "no more is lost than was made since a snapshot"
+        job.until(lambda: time.monotonic() > began + 12.0 or None)
+        before = attempts(tmp_path)
+        thawed = time.monotonic()
+        thaw(job.launchers[1], frozen)
+        story.comes_back("it goes on", thawed, 2, 1)
+        job.finish()
+        assert [job.launchers[number].wait() for number in (1, 2)] == [0, 0]
+        worlds = job.diary.worlds()
+        assert worlds == [first, second, story.world]
+        assert at_once(worlds) == 1
+        assert first.steps()[-1].at < second.steps()[0].at < thawed
+        # The nodes meet at a step's end: none is made twice. What is begun from then on is of a later epoch.
+        assert story.world.steps()[0].step == second.steps()[-1].step + 1
+        assert min(attempts(tmp_path) - before) > "e00000002"
         alone.compare(job.diary)
 
 

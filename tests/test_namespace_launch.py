@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -223,6 +224,9 @@ def test_nodes_are_lost_come_back_leave_and_finish_at_the_exact_sample(tmp_path:
 
         nodes.go(1000)
         assert nodes.codes() == {1: 0, 2: 0, 3: 75}
+        # What each restart is counted from: one node has failed, the others came and went in order.
+        since = re.findall(r"training again: .* after (the failure|all had saved \(.*\))", nodes.process[2].text())
+        assert since == ["the failure", "all had saved (node1 joins)", "all had saved (node3 left)"], since
         _require_exact(nodes.lines, 200)
         fallen = nodes.events(events.Failed)
         assert {(each.cause, each.failed_rank, each.restart) for each in fallen} == {("membership", -1, True)}, fallen

@@ -177,6 +177,34 @@ def test_two_and_two_are_cut_apart_and_one_side_goes_on() -> None:
         assert agents.rounds(1)[-1]["members"][:2] == [f"node{number}" for number in with_host]
 
 
+def test_half_that_has_claimed_a_round_and_stands_still_gives_way_to_the_other_half(tmp_path: Path) -> None:
+    with Net(2) as net:
+        agents = Agents(net, 1, 2, "last_call_timeout=5", "half_timeout=2", f"notes={tmp_path / 'notes'}")
+        agents.start(1, 2)
+        agents.until(lambda: agents.rounds(1))
+        generation = agents.meet(1, 2)
+        net.cut(2)
+        generation = agents.meet(1, after=generation)
+        assert len(agents.rounds(2)) == 1
+        began = time.monotonic()
+        agents.process[1].stop()
+        generation = agents.meet(2, after=generation)
+        assert agents.stood_still("the half that had claimed the round stands still", began, 2) > 2.0
+        # It is still cut off: what tells it is its own clock, and the directory.
+        before, met = len(agents.lines(1, "disturbed")), len(agents.rounds(1))
+        began = time.monotonic()
+        agents.process[1].resume()
+        agents.until(lambda: len(agents.lines(1, "disturbed")) > before)
+        noticed = agents.lines(1, "disturbed")[before]
+        print(f"it goes on, and stops its workers after {noticed['at'] - began:.2f} s: {noticed['why']}")
+        assert noticed["at"] < began + 1.0
+        began = time.monotonic()
+        net.heal_all()
+        agents.meet(2, 1, after=generation)
+        agents.stood_still("the cut heals", began, 1, 2)
+        assert {tuple(each["members"]) for each in agents.rounds(1)[met:]} == {("node2", "node1")}
+
+
 def test_the_host_is_lost_in_every_way_and_another_node_takes_over() -> None:
     with Net(5) as net:
         agents = Agents(net, 2, 5)

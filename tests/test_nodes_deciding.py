@@ -29,6 +29,7 @@ from ftrun.launch.nodes_past import Told, merged
 from ftrun.launch.past import Past
 from ftrun.launch.remembering import Remembering, rules
 from ftrun.launch.timeline import Clock
+from ftrun.pulse import Phase
 from ftrun.rendezvous.model import Round as Members
 from ftrun.rendezvous.model import Who
 from ftrun.rundir import RunDir
@@ -200,3 +201,37 @@ def test_which_nodes_are_marked_as_lost(reason: str, here: str, lost: str, tmp_p
 
 def who(name: str) -> Who:
     return Who(name, name, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("reason", "here", "phases", "resumed", "since"),
+    [
+        ("b left", "ac", {Phase.END}, 7, "all had saved (b left)"),
+        ("b is excluded", "acd", {Phase.END, Phase.SAVE}, 7, "all had saved (b is excluded)"),
+        ("b left, d joins", "acd", {Phase.END}, 7, "all had saved (b left, d joins)"),
+        ("the rendezvous has a new host, b left", "ac", {Phase.END}, 7, "all had saved (b left)"),
+        ("the rendezvous has a new host", "ac", {Phase.END}, 7, "the failure"),
+        ("d joins", "abcd", {Phase.END}, 7, "all had saved (d joins)"),
+        ("d joins", "abcd", {Phase.STEP}, 5, "the change (d joins)"),  # no Session, or too slow
+        ("b left", "ac", {Phase.END}, 5, "the failure"),  # what was saved did not become whole
+        ("b left", "ac", {Phase.STEP}, 7, "the failure"),  # its own: it was left out for that
+        ("b is lost", "ac", {Phase.SAVE}, 7, "the failure"),
+        ("b left, c is lost", "a", {Phase.END}, 7, "the failure"),
+        ("b left", "ac", set(), 7, "the failure"),
+    ],
+)
+def test_a_restart_is_counted_from_what_happened(
+    reason: str, here: str, phases: set[Phase], resumed: int, since: str, tmp_path: Path
+) -> None:
+    about = About("a", rules(Nodes()), 1)
+    memory = Remembering(NodeMemory(NodesFile(tmp_path / "nodes.json", print), about, print), about, print)
+    group: Any = SimpleNamespace(hosts=False, name="a", round=Members(1, tuple(map(who, "abc")), ""))
+    plan: Any = SimpleNamespace(run_dir=RunDir(tmp_path / "run"), shares_run_dir=True)
+    console: Any = SimpleNamespace(met=lambda *_: None, say=lambda _: None)
+    others = Others(plan, group, memory, console)
+    others.begun(0, 1, None, None)
+    others.disturbed(reason, 7, phases, grows=False)
+    group.round = Members(2, tuple(map(who, here)), reason)
+    others.begun(0, 2, 1, resumed)
+    others.close()
+    assert others.since == since

@@ -140,7 +140,12 @@ def test_a_spare_fills_its_cache_and_an_excluded_node_saves_before_it_leaves(
         commands = [psutil.Process(each).cmdline() for each in _workers(runner, 1) if psutil.pid_exists(each)]
         assert ["--parked" in each for each in commands] == [True], commands
         _go(runner, STEPS)
-        assert [first.wait().code, third.wait().code] == [0, 0]
+        stayed = first.wait()
+        assert [stayed.code, third.wait().code] == [0, 0]
+        # Nothing has failed, and the node that stays says so.
+        assert f"{HOST}#2 left: the workers here have saved and left, and the nodes meet again" in stayed.err
+        assert f"after all had saved ({HOST}#2 left)" in stayed.err
+        assert "after the failure" not in stayed.err
 
     lines = _lines(runner)
     assert Counter((each["step"], each["rank"]) for each in lines) == {

@@ -246,6 +246,38 @@ def test_a_wrong_option_is_named_with_its_line(make: Callable[..., LaunchPlan], 
     assert said in refusal(make, "", f"script: train.py\nlaunch:\n{launch}\n") + "\n"
 
 
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ("lost_timeout=soon", "lost_timeout=soon is no number of seconds"),
+        ("lost_timeout=0.1", "lost_timeout=0.1: nodes are heard five times a second"),
+        ("quorum=1,preflight=maybe", "preflight=maybe: give 1 or 0"),
+        ("lost_timeuot=3", "lost_timeuot: there is no such option; there are last_call_timeout, "),
+        ("run_id=3", "run_id: there is no such option"),
+        ("quorum", "'quorum': write NAME=VALUE, with commas between several"),
+        ("quorum=1,,", "write NAME=VALUE"),
+    ],
+)
+def test_what_nodes_meet_by_is_checked_before_anything_starts(
+    make: Callable[..., LaunchPlan], conf: str, said: str
+) -> None:
+    meet = "--nnodes 1:2 --rdzv-endpoint localhost:29400 --name x"
+    refused = refusal(make, f"{meet} --rdzv-conf {conf} train.py")
+    assert refused.startswith("--rdzv-conf ")
+    assert said in refused
+    job = f"name: x\nscript: train.py\nlaunch:\n  nnodes: 1:2\n  rdzv_endpoint: h\n  rdzv_conf: '{conf}'\n"
+    assert f"job.yaml:6: --rdzv-conf {refused.removeprefix('--rdzv-conf ')}" == refusal(make, "", job)
+    # Another backend has options of its own, and one node alone has no use for any.
+    make(f"{meet} --rdzv-backend c10d --rdzv-conf {conf} train.py")
+    make(f"--rdzv-conf {conf} train.py")
+    make(f"{meet} --rdzv-conf lost_timeout=3,timeout=9,quorum=Yes train.py")
+
+
+def test_an_endpoint_that_is_none_is_refused_before_anything_starts(make: Callable[..., LaunchPlan]) -> None:
+    said = refusal(make, "--nnodes 1:2 --rdzv-endpoint a:b --name x train.py")
+    assert said.startswith("--rdzv-endpoint 'a:b' is no address")
+
+
 def test_all_mistakes_are_said_at_once(make: Callable[..., LaunchPlan]) -> None:
     job = "script: train.py\nnmae: x\nlaunch:\n  nods: 2\n  max_restarts: many\nsignals: {grace: 30}\n"
     said = refusal(make, "--set launch.rdzv_idd=3", job)

@@ -12,7 +12,7 @@ from ftrun.rendezvous.actions import Called, Ended, Formed, Observation, Refused
 from ftrun.rendezvous.leader import Leader
 from ftrun.rendezvous.member import Known, Standing, heirs
 from ftrun.rendezvous.model import Beat, Call, Ending, Outcome, Phase, Refusal, Round, State, Terms, Who
-from ftrun.rendezvous.scout import Claim
+from ftrun.rendezvous.scout import Precedence
 
 
 def test_the_first_round_waits_for_the_last_call_and_reaching_the_maximum_skips_it() -> None:
@@ -548,7 +548,7 @@ def test_who_takes_over() -> None:
     assert [each.node for each in heirs(known, "n1")] == ["n2", "n4"]
     assert [each.node for each in heirs(replace(known, call=None), "n2")] == ["n1", "n3", "n4"]
     assert heirs(Known(), "n1") == []
-    later, earlier = Claim(8, 2, "x"), Claim(8, 0, "a")
-    assert Claim(9, 5, "a").goes_before(later)
+    later, earlier = Precedence(8, 2, "x"), Precedence(8, 0, "a")
+    assert Precedence(9, 5, "a").goes_before(later)
     assert earlier.goes_before(later)
     assert not later.goes_before(earlier)

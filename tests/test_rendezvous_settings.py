@@ -25,6 +25,8 @@ def parameters(local_addr: str | None = None, **conf: str) -> RendezvousParamete
     [
         ({"lost_timeout": "0.4"}, "lost_timeout=0.4: nodes are heard five times a second, so give 0.5 or more"),
         ({"lost_timeout": "0"}, "give 0.5 or more"),
+        ({"half_timeout": "1"}, "half_timeout=1: so soon the half of the nodes that goes on .* give 2 or more, or 0"),
+        ({"half_timeout": "4", "lost_timeout": "5"}, "give 5 or more, or 0 for never"),
         ({"join_timeout": "-1"}, "join_timeout=-1 is no number of seconds"),
         ({"join_timeout": "inf"}, "join_timeout=inf is no number of seconds"),
         ({"stop_timeout": "nan"}, "stop_timeout=nan is no number of seconds"),
@@ -45,7 +47,8 @@ def test_options_of_torchs_own_backends_do_no_harm() -> None:
 
 def test_who_may_go_on_alone_is_the_same_on_all_nodes() -> None:
     traits = [read(parameters(**conf), {"a": "b"}, print).traits for conf in ({}, {"quorum": "1"}, {"quorum": "0"})]
-    assert traits[0] == traits[1] == {"a": "b", "--rdzv-conf failover": "1", "--rdzv-conf quorum": "1"}
+    given = {"failover": "1", "quorum": "1", "half_timeout": "300"}
+    assert traits[0] == traits[1] == {"a": "b", **{f"--rdzv-conf {name}": value for name, value in given.items()}}
     assert traits[2] == {**traits[0], "--rdzv-conf quorum": "0"}
     assert read(parameters(failover="0"), {}, print).traits["--rdzv-conf failover"] == "0"
 

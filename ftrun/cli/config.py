@@ -89,7 +89,14 @@ def _check_launch(options: Mapping[str, LaunchValue]) -> Mapping[str, str]:
     """What torchrun's parser has against the options under ``launch``. Imports torch, where there are any."""
     if not options:
         return {}
-    from ftrun.launch import plan
+    from ftrun.config.origins import Resolved
+    from ftrun.launch import nodes_choice, plan
     from ftrun.launch.options import LaunchParser
 
-    return plan.check_launch(LaunchParser(), options)
+    parser = LaunchParser()
+    problems = plan.check_launch(parser, options)
+    if problems or options.keys().isdisjoint(("rdzv_endpoint", "rdzv_conf")):
+        return problems
+    known = {name: Resolved(value, "default") for name, value in parser.defaults().items()}
+    given = {name: Resolved(value, "job file") for name, value in options.items()}
+    return nodes_choice.unusable(known | given)

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from ftrun.config.units import format_duration
 from ftrun.goodput import tiers
+from ftrun.launch.timeline import SINCE_FAILURE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,23 +136,22 @@ class Console:
         lost: int,
         read: Mapping[str, int],
         *,
-        failure: bool = True,
+        since: str = SINCE_FAILURE,
     ) -> None:
         """The first step after a restart is complete.
 
         Args:
             step: its number, where a Session counts.
-            seconds: where the time since the failure went.
+            seconds: where the time went.
             lost: steps that are done again.
             read: bytes of the checkpoint that this node has read, by the tier that they came from.
-            failure: a failure was the reason; otherwise the nodes have changed.
+            since: from when on that time is counted, in words.
         """
         number = f"step {step:,} complete " if step is not None else ""
         parts = [f"{name} {format_duration(each)}" for name, each in seconds.items() if each >= _WORTH_SAYING]
         again = f", {lost:,} steps lost" if lost > 1 else ", 1 step lost" if lost else ""
         total = format_duration(sum(seconds.values()))
-        what = "failure" if failure else "change"
-        self.say(f"[green]✓[/] training again: {number}{total} after the {what}{again}")
+        self.say(f"[green]✓[/] training again: {number}{total} after {escape(since)}{again}")
         came = f" · read {tiers.text(read)}" if any(read.values()) else ""
         self.say(f"  [dim]{' · '.join(parts)}{came}[/]")
 

@@ -211,8 +211,11 @@ class Director:
         if first:
             seconds = self.clock.end(first)
             step = first[0].base + 1 if first[0].owned else None
-            grew = self._others is not None and self._others.grew
-            self._record.recovered(seconds, self._lost, step, timeline.read(beats.values()), failure=not grew)
+            others = self._others
+            since = others.since if others is not None else timeline.SINCE_FAILURE
+            failure = others is None or not others.grew
+            read = timeline.read(beats.values())
+            self._record.recovered(seconds, self._lost, step, read, since=since, failure=failure)
 
     # Its end
 
@@ -285,7 +288,8 @@ class Director:
             self.fell(time.time())
         self._made_a_step = self._made_a_step or self._steps_made()
         self._had_session = self.sessions_lead() or not self._steps_made()
-        self._others.disturbed(reason, self._furthest() if self._steps_made() else 0, grows=grows)
+        phases = {beat.phase for beat in self._beats().values()}
+        self._others.disturbed(reason, self._furthest() if self._steps_made() else 0, phases, grows=grows)
 
     def collect(self, ranks: Sequence[LiveRank]) -> Evidence:
         """See what a fallen group has to say, while it is as it was found."""
@@ -455,9 +459,19 @@ class Director:
         self._rounds.note_finished()
 
     def commit_step(self) -> int | None:
-        """Step of the commit that the next start would resume from, or None."""
-        newest = self._newest_commit()
-        return layout.AttemptName.of(newest).step if newest is not None else None
+        """Step of the commit that the next start would resume from, or None.
+
+        A root that is away is not waited for, and not taken for an empty one: then the last commit that was heard of
+        counts.
+        """
+        try:
+            newest = self._rounds.latest_soon()
+        except (FtrunError, OSError):
+            newest = None  # said by the next start, and in full
+        if newest is not None:
+            return newest.name.step
+        commits = history.load(self._plan.run_dir).commits
+        return commits[-1].step if commits else None
 
     @property
     def how_to_continue(self) -> str:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ftrun.errors import UsageError
+from ftrun.rendezvous import endpoint, settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,30 @@ def is_ours(launch: Mapping[str, Resolved]) -> bool:
 def may_be_several(launch: Mapping[str, Resolved]) -> bool:
     """Whether more than one node can take part."""
     return str(launch["nnodes"].value) not in ("1", "1:1")
+
+
+def require_usable(launch: Mapping[str, Resolved]) -> None:
+    """See that ftrun's own rendezvous can use what it is given, before anything is started.
+
+    Raises:
+        UsageError: it can't; the message says what to change.
+    """
+    for name, problem in unusable(launch).items():
+        origin = launch[name].origin
+        raise UsageError(problem if origin == "command line" else f"{origin}: {problem}")
+
+
+def unusable(launch: Mapping[str, Resolved]) -> dict[str, str]:
+    """What ftrun's own rendezvous has against options, by their names; nothing where nodes meet through another."""
+    problems = {}
+    checks = {"rdzv_endpoint": endpoint.parse_list, "rdzv_conf": settings.check}
+    for name, check in checks.items() if is_ours(launch) and not launch["standalone"].value else ():
+        try:
+            if value := launch[name].value:
+                check(str(value))
+        except UsageError as error:
+            problems[name] = str(error)
+    return problems
 
 
 def common_name(launch: Mapping[str, Resolved]) -> str:

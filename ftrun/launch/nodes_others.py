@@ -14,8 +14,12 @@ from ftrun import events
 from ftrun.launch import nodes_end, nodes_past
 from ftrun.launch.nodes_past import Told
 from ftrun.launch.nodes_story import Story
+from ftrun.launch.timeline import SINCE_FAILURE
+from ftrun.pulse import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+
     from torch.distributed import Store
 
     from ftrun.launch.console import Console
@@ -39,6 +43,7 @@ class Others:
 
     Attributes:
         grew: the current round was called only because nodes joined: that was no failure.
+        since: from when on the seconds of a restart are counted, in words: what happened to the round before.
         story: this node's part in the post-mortems.
     """
 
@@ -54,7 +59,9 @@ class Others:
         self._node = 0
         self._told = Told()
         self._leaves = False
+        self._saved = False
         self.grew = False
+        self.since = SINCE_FAILURE
         self.story = Story(plan)
 
     @property
@@ -73,16 +80,18 @@ class Others:
 
     # The end of an attempt
 
-    def disturbed(self, reason: str, step: int, *, grows: bool) -> None:
+    def disturbed(self, reason: str, step: int, phases: AbstractSet[Phase], *, grows: bool) -> None:
         """This node's workers are ended for what happened elsewhere.
 
         Args:
             reason: in words.
             step: how far they had come.
+            phases: what they were doing: where a node is asked to leave, those of all nodes save and leave with it.
             grows: other nodes join, and the workers have saved before they left.
         """
         self._reason, self._step = reason, step
-        how = "have saved and left" if grows else "are ended"
+        self._saved = grows or (bool(phases) and phases <= {Phase.SAVE, Phase.END} and _is_orderly(reason))
+        how = "have saved and left" if self._saved and Phase.SAVE not in phases else "are ended"
         self._console.say(f"[yellow]↻[/] {escape(reason)}: the workers here {how}, and the nodes meet again")
 
     def left_out(self, what: Failure, evidence: Evidence) -> str:
@@ -141,6 +150,7 @@ class Others:
         log.write(events.Met(formed.generation, formed.reason, names, node, self._group.name, os.getpid()))
         self.grew = self._only_joined()
         lost = max(0, self._step - resumed) if resumed is not None else 0
+        self.since = self._since(formed.reason, lost)
         if self._told.fell is not None and self._decided is None:
             first, *_ = str(self._told.fell["message"]).splitlines() or [""]
             self._console.say(f"[red]✗[/] {escape(first)}")
@@ -149,8 +159,13 @@ class Others:
         if node == 0 and fallen is not None:
             self._tell(fallen, lost, len(names))
         self._before, self._node = formed, node
-        self._reason, self._decided, self._step = "", None, 0
+        self._reason, self._decided, self._step, self._saved = "", None, 0, False
         return lost
+
+    def _since(self, reason: str, lost: int) -> str:
+        if self._saved and not lost and self._told.fell is None:
+            return f"all had saved ({_who(reason)})"
+        return f"the change ({_who(reason)})" if self.grew else SINCE_FAILURE
 
     def _tell(self, fallen: int, lost: int, nodes: int) -> None:
         """The history of a run is what its first node writes: it tells what happened on others, too."""
@@ -199,3 +214,16 @@ class Others:
         with contextlib.suppress(SignalException):  # whoever asks for the end once more doesn't want to wait for others
             self.story.close(ended=ended)
         self._memory.close()
+
+
+def _is_orderly(reason: str) -> bool:
+    """Whether a round is over only because nodes come or go that are well, as :mod:`ftrun.rendezvous.leader` says it.
+
+    One that leaves for a failure of its own says nothing else; but its peers' workers don't save then.
+    """
+    return all(each.endswith((" left", " is excluded", " joins")) for each in _who(reason).split(", "))
+
+
+def _who(reason: str) -> str:
+    """Which nodes a round is over for: that another one leads now follows from it."""
+    return reason.removeprefix("the rendezvous has a new host, ")

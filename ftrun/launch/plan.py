@@ -32,6 +32,7 @@ from ftrun.rundir import RUNS, RunDir, is_free, run_name, timestamp
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ftrun.checkpoint.storage.retry import Patience
     from ftrun.config.job import LaunchValue
     from ftrun.config.origins import Resolved
     from ftrun.launch.options import CommandLine, LaunchParser
@@ -89,13 +90,16 @@ class LaunchPlan:
         """Seconds that workers get to leave in order."""
         return self.job.config.signals.grace.total_seconds()
 
-    def open_root(self) -> layout.Root:
+    def open_root(self, patience: Patience | None = None) -> layout.Root:
         """The checkpoint root.
+
+        Args:
+            patience: how long each request of a remote one is tried; about two minutes if left out.
 
         Raises:
             UsageError: its driver is missing, or it can't be used.
         """
-        return layout.Root.open(self.root, self.job.config.checkpoint.options)
+        return layout.Root.open(self.root, self.job.config.checkpoint.options, patience)
 
     @property
     def shared_by_nodes(self) -> bool:
@@ -146,6 +150,7 @@ def make(line: CommandLine, parser: LaunchParser, environment: Mapping[str, str]
     script, args, module = _script(line, job)
     if module:
         launch["module"] = origins.Resolved(True, job.origin(("module",)))
+    nodes_choice.require_usable(launch)
     _check_script(script, launch, cwd)
     run_dir, run_id = _run_dir(line, job, launch, script, cwd)
     given_root = job.config.checkpoint.root

@@ -115,13 +115,14 @@ class Record:
         step: int | None,
         read: Mapping[str, int],
         *,
-        failure: bool = True,
+        since: str,
+        failure: bool,
     ) -> None:
         """The attempt after a failure, or after a change of nodes that was none, has completed its first step."""
         if failure:
             total = sum(seconds.values())
             self._log.write(events.Recovered(total, seconds=dict(seconds), lost_steps=lost, read=dict(read)))
-        self._console.training_again(step, seconds, lost, read, failure=failure)
+        self._console.training_again(step, seconds, lost, read, since=since)
         if self._fallen is not None:
             postmortem.append_restart(self._plan.run_dir, self._fallen, seconds, lost, self._node, read)
             self._fallen = None

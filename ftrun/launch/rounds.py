@@ -15,6 +15,7 @@ from ftrun.checkpoint import common, epochs, reader, resuming
 from ftrun.checkpoint.keeper.commit import roll_forward
 from ftrun.checkpoint.keeper.faults import Faults
 from ftrun.checkpoint.storage.base import UnreachableError, why
+from ftrun.checkpoint.storage.retry import Patience
 from ftrun.config.units import format_duration
 from ftrun.errors import CheckpointError, FtrunError, NoValidCheckpoint, UsageError
 from ftrun.goodput import history
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
     from ftrun.checkpoint.epochs import EpochRecord
     from ftrun.checkpoint.holdings import Holding
     from ftrun.checkpoint.layout import Root
+    from ftrun.checkpoint.memory.tier import Tier
     from ftrun.checkpoint.resuming import ResumePoint
     from ftrun.contract import WorkerContract
     from ftrun.launch.console import Console
     from ftrun.launch.plan import LaunchPlan
 
+
+_SOON = Patience(deadline=5.0, hang=5.0)
 
 _ROOT_SECONDS, _ROOT_SECONDS_OF_MANY, _ROOT_PAUSE = 600.0, 240.0, 2.0
 """For how long a restart waits for the checkpoint root; less where other nodes wait at a store meanwhile."""
@@ -279,6 +283,15 @@ class Rounds:
                 "it commits from now on is passed over. Stop one of them"
             )
 
+    def latest_soon(self) -> ResumePoint | None:
+        """As :meth:`latest`, for one who is about to leave: a remote root is asked for some seconds only.
+
+        Raises:
+            CheckpointError: it can't be read.
+        """
+        root = self._plan.open_root(_SOON) if self._root.remote else self._root
+        return resuming.choose(root, self._plan.run_id, self._tier, exclude=self._passed_over).point
+
     def latest(self, *, further_back: bool = False) -> ResumePoint | None:
         """What to resume from, a commit or a later snapshot in memory; None where this run has neither.
 
@@ -296,8 +309,11 @@ class Rounds:
         return choice.point
 
     def _choice(self, exclude: set[str]) -> resuming.Choice:
-        tier = self.keeping.tier if self.keeping is not None and self._nodes == 1 else None
-        return resuming.choose(self._root, self._plan.run_id, tier, exclude=exclude)
+        return resuming.choose(self._root, self._plan.run_id, self._tier, exclude=exclude)
+
+    @property
+    def _tier(self) -> Tier | None:
+        return self.keeping.tier if self.keeping is not None and self._nodes == 1 else None
 
     def _warn_of(self, skipped: Sequence[tuple[str, str]]) -> None:
         for name, reason in skipped:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from ftrun.pulse import Beat
 
+SINCE_FAILURE = "the failure"
+"""From when on they are counted, in words, where nothing else has happened."""
+
 _BY_WORKER = {
     "booted": "start",
     "script": "bootstrap",

@@ -50,7 +50,8 @@ What holds everywhere:
   with the leader that formed that one among them), so of two sides of a cut one at most goes on, and workers start only
   when all members of a round have taken it up. A node that is cut off stops its workers
   before the others go on. Of two halves the one with the leader goes on, or, where nodes share a directory, the one
-  that claims the round there first (:mod:`~ftrun.rendezvous.tie`), so that either of two nodes may be lost.
+  that claims the round there first (:mod:`~ftrun.rendezvous.tie`), so that either of two nodes may be lost; once it
+  shows no sign there for long, the other one may, and it may no longer.
   ``quorum=0`` gives the majority up, ``failover=0`` leaves the run with its first host.
 - **A run is begun once.** An endpoint may be a list, and a note in the run directory says where the leader is: a new
   agent, that of the old host included, looks everywhere before it begins a run, and never does while the note changes.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ftrun.rendezvous.model import Beat, Ending, Refusal, Round, Who
     from ftrun.rendezvous.preflight import Report, Trial
-    from ftrun.rendezvous.tie import Claim
+    from ftrun.rendezvous.tie import Findings
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Observation:
         hold_growth: don't call a round only because there is room for somebody who waits.
         last: the latest round that a newcomer knows of.
         reports: by node, whom it reaches; of those that have said so.
-        claim: what has become of the wish to go on with half of a round.
+        findings: what the shared directory says of the right to go on with half of a round.
     """
 
     now: float
@@ -37,7 +37,7 @@ class Observation:
     hold_growth: bool = False
     last: Round | None = None
     reports: Mapping[str, Report] = field(default_factory=dict)
-    claim: Claim | None = None
+    findings: Findings | None = None
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class Hosting:
         self._serving = serving
         self._instruct(serving)  # what another thread said meanwhile went to the one before
         if self.board is not None:
-            self._noting = Noting(self.board, serving, who.address)
+            self._noting = Noting(self.board, serving, who.address, terms.claim_lasts)
             self._noting.start()
         if self.board is not None or settings.more or inheritance is not None:
             self._scout = Scout(serving, self.endpoints, f"{who.address} {server.port}", self.board)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ftrun.rendezvous.actions import Action, Observation
     from ftrun.rendezvous.model import Terms, Who
     from ftrun.rendezvous.preflight import Report, Trial
+    from ftrun.rendezvous.tie import Wish
 
 _LONGEST_LOOK = 0.25
 """A pause between two looks counts for no more: while the leader slept, it saw nobody's silence."""
@@ -143,7 +144,7 @@ class Leader:
         if seen.last is not None:
             self.inherit(seen.last)
         self._reports = seen.reports
-        self._quorum.hear(seen.claim)
+        self._quorum.hear(seen.findings, seen.now, passed)
         actions = [*self._admit(seen), *self._exclude(seen.excluded)]
         self._update(seen.beats, passed)
         if self.ending is None:
@@ -171,9 +172,19 @@ class Leader:
         return self._preflight.trial
 
     @property
-    def wanted(self) -> str:
-        """Key of the round that it would claim; empty for none."""
-        return self._quorum.wanted
+    def wish(self) -> Wish | None:
+        """The claim on a round that it would make."""
+        return self._quorum.wish
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Keys of the rounds of which it has to know who has claimed them."""
+        return self._quorum.asked
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it waits for that."""
+        return self._quorum.unheard
 
     def lobby(self) -> str:
         """What a round waits for, in words."""
@@ -266,7 +277,7 @@ class Leader:
             yield self._end(seen.ending)
             return
         fallen = self._fallen()
-        reasons = [*self._departures(seen.excluded), *fallen]
+        reasons = [*self._departures(seen.excluded), *self._lapsed(), *fallen]
         if self._new_host:
             reasons, self._new_host = [*self._new_host, *reasons], []
         if not self.called and not reasons and self._all_finished():
@@ -281,6 +292,7 @@ class Leader:
             yield from self._tell_parted()
         if reasons and not self.called:
             self.called, self._called_at, self._enough_since = brief(reasons, 8, ", "), self._clock, None
+            self._quorum.doubt()
             self._growing, self._told_gone = growing, len(self._gone)
             if fallen == reasons:  # and nothing else explains it
                 self._preflight.doubt()
@@ -317,6 +329,12 @@ class Leader:
             del self._nodes[node]
         self._departed += reasons
         return reasons
+
+    def _lapsed(self) -> list[str]:
+        """Why workers that run have no right to any more: at once, also where they were about to leave in order."""
+        reason = self._quorum.lapsed() if self.generation and (not self.called or self._growing) else ""
+        self._departed += [reason] if reason else []
+        return [reason] if reason else []
 
     def _forgotten(self, node: str, known: Seen) -> bool:
         return node not in self._members and (known.beat.phase is Phase.GONE or node in self._refused)
@@ -418,10 +436,14 @@ class Leader:
         return self._quorum.claims([each.who for each in ready], self._clock, self._not_before)
 
     def _formed(self, ready: list[Seen]) -> Formed:
-        generation = max(self.generation, self._seen_generation) + 1 + self._passed_over
+        who = [each.who for each in ready]
+        theirs = self._quorum.takes_over(who)
+        generation = max(self.generation, self._seen_generation, theirs) + 1 + self._passed_over
         self._passed_over = 0
+        reason = f"{self.called}, and the shared directory showed no sign of the others" if theirs else self.called
         # Traits are compared where nodes are admitted, and are much to send to everybody.
-        formed = Round(generation, tuple(replace(each.who, traits={}) for each in ready), self.called)
+        members = tuple(replace(each, traits={}) for each in who)
+        formed = Round(generation, members, reason, self._quorum.halves(who))
         self._preflight.trust()
         self._quorum.begin(formed, formed.members, incumbent=True)
         self.generation, self.called = generation, ""

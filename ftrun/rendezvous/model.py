@@ -9,7 +9,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-PROTOCOL = 3
+from ftrun.rendezvous.tie import Half
+
+PROTOCOL = 4
 """Changes with every change to what is written here."""
 
 
@@ -48,6 +50,7 @@ class Terms:
         gather: how long growth waits for more that join, from the last one that came; ten times as long in all.
         preflight: nodes that meet for the first time try to reach each other; see :mod:`~ftrun.rendezvous.preflight`.
         witness: a shared directory says which of two halves goes on; see :mod:`~ftrun.rendezvous.tie`.
+        claim_lasts: how long the half that goes on may show no sign there, until the other one may; 0 for ever.
     """
 
     min_nodes: int
@@ -59,6 +62,7 @@ class Terms:
     gather: float = 0.0
     preflight: bool = False
     witness: bool = False
+    claim_lasts: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,11 @@ class Who:
     address: str
     port: int = 0
     traits: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """What tells its machine, and its part of it, from others; the same for one that was started anew there."""
+        return f"{self.name} {self.address}"
 
     @property
     def machine(self) -> str:
@@ -133,11 +142,14 @@ class Round:
         generation: its number, from 1, the same on all nodes.
         members: nodes in the order of their ranks.
         reason: why it was called, in words.
+        halves: earlier rounds by the half of which it may go on, as long as the others haven't come back; see
+            :mod:`ftrun.rendezvous.tie`.
     """
 
     generation: int
     members: tuple[Who, ...]
     reason: str
+    halves: tuple[Half, ...] = ()
 
     @property
     def key(self) -> str:
@@ -157,7 +169,8 @@ class Round:
     def decode(cls, text: str) -> Self:
         """Read what :meth:`encode` wrote."""
         values = _known(cls, text)
-        return cls(values["generation"], tuple(Who(**each) for each in values["members"]), values["reason"])
+        halves = tuple(Half(each["key"], each["number"], tuple(each["absent"])) for each in values.get("halves", ()))
+        return cls(values["generation"], tuple(Who(**each) for each in values["members"]), values["reason"], halves)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ftrun import durable
 from ftrun.rendezvous.model import Who
+from ftrun.rendezvous.tie import Claim
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,18 +115,46 @@ class Board:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def claim(self, key: str, node: str) -> bool:
-        """Be the first to claim something, for good; whether this node is. Twice is no error.
+    def claim(self, key: str, node: str, number: int = 1) -> bool:
+        """Be the first to make a claim, for good; whether this node is. Twice is no error.
+
+        Args:
+            key: what is claimed.
+            node: this node.
+            number: of the claim, one after the last that there is.
 
         Raises:
             OSError: the filesystem doesn't say.
         """
-        path, mine = self._directory / f"half-{key}", f"{self._run_id} {node}\n".encode()
+        path, mine = self._claimed(key, number), self._word(node)
         self._directory.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
             durable.create(path, mine)
         # Not every filesystem keeps its word about files that can be made once: what lies there says who was first.
         return path.read_bytes() == mine
+
+    def claimed(self, key: str, node: str) -> Claim:
+        """The last claim that there is.
+
+        Args:
+            key: what is claimed.
+            node: this node.
+
+        Raises:
+            OSError: the filesystem doesn't say.
+        """
+        found = Claim(key, 0, mine=False)
+        with contextlib.suppress(FileNotFoundError):
+            while True:
+                text = self._claimed(key, found.number + 1).read_bytes()
+                found = Claim(key, found.number + 1, text == self._word(node))
+        return found
+
+    def _claimed(self, key: str, number: int) -> Path:
+        return self._directory / (f"half-{key}" if number == 1 else f"half-{key}.{number}")
+
+    def _word(self, node: str) -> bytes:
+        return f"{self._run_id} {node}\n".encode()
 
     def clear(self, leader: str) -> None:
         """Take the note of a leader away whose run is over."""

@@ -36,6 +36,8 @@ _LOBBY_SECONDS = 0.2
 _LEADER_SECONDS = 10.0
 """A leader that says nothing for so long, while its store answers, is as good as a store that doesn't answer."""
 _LONGEST_LOOK = 0.25
+_STOPPED_SECONDS = 1.0
+"""Who wakes up after so long may find at once that the others have gone on, and looks more often for as long."""
 
 
 class Pulse:
@@ -182,10 +184,13 @@ class Pulse:
 
     def _run(self) -> None:
         last = time.monotonic()
+        woke = last - _STOPPED_SECONDS
         while not self._stopping:
-            passed = min(time.monotonic() - last, _LONGEST_LOOK)
-            last = time.monotonic()
-            pause = self._turn(passed)
+            gap, last = time.monotonic() - last, time.monotonic()
+            woke = last if gap > _STOPPED_SECONDS else woke
+            pause = self._turn(min(gap, _LONGEST_LOOK))
+            if last - woke < _STOPPED_SECONDS:
+                pause = min(pause, _MEETING_SECONDS)
             with self._changed:
                 if pause and self._taken == self._said and not self._stopping:
                     self._changed.wait(pause)

@@ -33,7 +33,7 @@ _MOST = 16
 
 
 @dataclass(frozen=True)
-class Claim:
+class Precedence:
     """By what one leader goes before another.
 
     Attributes:
@@ -46,7 +46,7 @@ class Claim:
     succession: int
     leader: str
 
-    def goes_before(self, other: Claim) -> bool:
+    def goes_before(self, other: Precedence) -> bool:
         """Whether it is the one that goes on."""
         mine = (self.generation, -self.succession, self.leader)
         return mine > (other.generation, -other.succession, other.leader)
@@ -121,8 +121,8 @@ class Scout:
         ours = self._serving.job
         if (job.run_id, job.protocol) != (ours.run_id, ours.protocol) or state.outcome is not Outcome.OPEN:
             return
-        mine = Claim(self._serving.generation, ours.succession, ours.leader)
-        theirs = Claim(state.generation, job.succession, job.leader)
+        mine = Precedence(self._serving.generation, ours.succession, ours.leader)
+        theirs = Precedence(state.generation, job.succession, job.leader)
         if mine.goes_before(theirs):
             wire.exchange((("set", Keys.MOVED, f"{self._address} {mine.generation}"),), ())
         else:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ftrun.rendezvous.member import Inheritance
     from ftrun.rendezvous.model import Terms
     from ftrun.rendezvous.shelf import Server, Shelf
-    from ftrun.rendezvous.tie import Claim
+    from ftrun.rendezvous.tie import Findings, Wish
 
 _LOOK_SECONDS = 0.05
 _STEADY_SECONDS = 0.1
@@ -84,7 +84,7 @@ class Serving:
         self.excluded: dict[str, str] = {}
         self.hold_growth = False
         self.move_to = ""
-        self.claim: Claim | None = None
+        self.findings: Findings | None = None
 
     @property
     def port(self) -> int:
@@ -102,9 +102,19 @@ class Serving:
         return self._leader.latest
 
     @property
-    def wanted(self) -> str:
-        """Key of the round that it would claim; empty for none."""
-        return self._leader.wanted
+    def wish(self) -> Wish | None:
+        """The claim on a round that it would make."""
+        return self._leader.wish
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Keys of the rounds of which it has to know who has claimed them."""
+        return self._leader.asked
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it waits for that."""
+        return self._leader.unheard
 
     @property
     def over(self) -> bool:
@@ -194,7 +204,7 @@ class Serving:
             hold_growth=self.hold_growth,
             last=last,
             reports=self._reports(nodes, reports),
-            claim=self.claim,
+            findings=self.findings,
         )
         if last is not None:
             store.set(Keys.round(last.generation), last.encode())  # it may be new to this store

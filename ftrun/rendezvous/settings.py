@@ -12,7 +12,7 @@ from ftrun.rendezvous.member import Timing
 from ftrun.rendezvous.model import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -23,9 +23,12 @@ _SECONDS = {
     "lost_timeout": 1.2,
     "stop_timeout": 180.0,
     "stall_timeout": 60.0,
+    "half_timeout": 300.0,
 }
 _SHORTEST_LOST = 0.5
+_SHORTEST_HALF = 2.0
 _SWITCHES = ("is_host", "failover", "quorum", "preflight")
+_YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 _SAME_ON_ALL = ("failover", "quorum")
 """One that goes on without asking and one that asks first would both go on."""
 _OTHER_BACKENDS = {"timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt",
@@ -85,16 +88,7 @@ def read(
     Raises:
         UsageError: an option that doesn't exist, or with a value that can't be.
     """
-    given = {name: _seconds(name, parameters.get(name, default)) for name, default in _SECONDS.items()}
-    if unknown := set(parameters.config) - {*_SECONDS, *_SWITCHES, *_OTHER_BACKENDS}:
-        known = ", ".join([*_SECONDS, *_SWITCHES])
-        raise UsageError(f"--rdzv-conf {min(unknown)}: there is no such option; there are {known}.")
-    if given["lost_timeout"] < _SHORTEST_LOST:
-        raise UsageError(
-            f"--rdzv-conf lost_timeout={given['lost_timeout']:g}: nodes are heard five times a second, so give "
-            f"{_SHORTEST_LOST:g} or more."
-        )
-    switches = {name: _switch(name, parameters) for name in _SWITCHES}
+    given, switches = _understood(parameters.config)
     terms = Terms(
         parameters.min_nodes,
         parameters.max_nodes,
@@ -106,7 +100,10 @@ def read(
         gather=0.25,
         # Without stores that stand by there is nothing to connect to.
         preflight=switches["preflight"] is not False and switches["failover"] is not False,
+        claim_lasts=given["half_timeout"],
     )
+    same = {name: str(int(switches[name] is not False)) for name in _SAME_ON_ALL}
+    same["half_timeout"] = f"{terms.claim_lasts:g}"  # one half has stopped by then, and the other one goes on
     where, *more = parse_list(parameters.endpoint)
     return Settings(
         where,
@@ -114,7 +111,7 @@ def read(
         terms,
         local_addr=_numeric(parameters.local_addr),
         is_host=switches["is_host"],
-        traits={**traits, **{f"--rdzv-conf {name}": str(int(switches[name] is not False)) for name in _SAME_ON_ALL}},
+        traits={**traits, **{f"--rdzv-conf {name}": value for name, value in same.items()}},
         join_timeout=given["join_timeout"],
         # A node that is cut off has to stop its workers before the others go on without it.
         timing=Timing(patience=0.8 * given["lost_timeout"], stall=given["stall_timeout"]),
@@ -124,6 +121,46 @@ def read(
         notes=notes,
         name=name or socket.gethostname(),
     )
+
+
+def check(text: str) -> None:
+    """See that the value of ``--rdzv-conf`` can be used, before anything is started.
+
+    Raises:
+        UsageError: an option that doesn't exist, or with a value that can't be.
+    """
+    _understood(_options(text))
+
+
+def _understood(config: Mapping[str, object]) -> tuple[dict[str, float], dict[str, bool | None]]:
+    """What options mean: seconds, and switches, which are None where nothing is given."""
+    seconds = {name: _seconds(name, config.get(name, default)) for name, default in _SECONDS.items()}
+    if unknown := set(config) - {*_SECONDS, *_SWITCHES, *_OTHER_BACKENDS}:
+        known = ", ".join([*_SECONDS, *_SWITCHES])
+        raise UsageError(f"--rdzv-conf {min(unknown)}: there is no such option; there are {known}.")
+    lost, half = seconds["lost_timeout"], seconds["half_timeout"]
+    if lost < _SHORTEST_LOST:
+        raise UsageError(
+            f"--rdzv-conf lost_timeout={lost:g}: nodes are heard five times a second, so give {_SHORTEST_LOST:g} or "
+            "more."
+        )
+    if 0 < half < max(_SHORTEST_HALF, lost):
+        raise UsageError(
+            f"--rdzv-conf half_timeout={half:g}: so soon the half of the nodes that goes on can't tell that it may no "
+            f"longer: give {max(_SHORTEST_HALF, lost):g} or more, or 0 for never."
+        )
+    return seconds, {name: _switch(name, config.get(name)) for name in _SWITCHES}
+
+
+def _options(text: str) -> dict[str, str]:
+    """The options of a line, as torch reads it."""
+    options = {}
+    for each in text.split(",") if text.strip() else ():
+        name, _, value = (part.strip() for part in each.partition("="))
+        if not name or not value:
+            raise UsageError(f"--rdzv-conf {text!r}: write NAME=VALUE, with commas between several.")
+        options[name] = value
+    return options
 
 
 def _numeric(local_addr: str | None) -> str | None:
@@ -137,11 +174,14 @@ def _numeric(local_addr: str | None) -> str | None:
     return next((each for each in found if not is_loopback(each)), found[0])
 
 
-def _switch(name: str, parameters: RendezvousParameters) -> bool | None:
-    try:
-        return parameters.get_as_bool(name)
-    except ValueError as error:
-        raise UsageError(f"--rdzv-conf {name}={parameters.get(name)}: give 1 or 0.") from error
+def _switch(name: str, value: object) -> bool | None:
+    """As torch reads one."""
+    if value is None:
+        return None
+    text = str(int(value) if isinstance(value, bool) else value).lower()
+    if text not in (*_YES, *_NO):
+        raise UsageError(f"--rdzv-conf {name}={value}: give 1 or 0.")
+    return text in _YES
 
 
 def _seconds(name: str, value: object) -> float:

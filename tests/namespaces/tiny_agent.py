@@ -1,6 +1,7 @@
 """An agent that meets others and does nothing else: what it goes through, one JSON object a line, with monotonic times.
 
-    python tiny_agent.py ENDPOINT MIN MAX [OPTION=VALUE ...]    options as of --rdzv-conf, traits as trait.NAME=VALUE
+    python tiny_agent.py ENDPOINT MIN MAX [OPTION=VALUE ...]    options as of --rdzv-conf, traits as trait.NAME=VALUE,
+                                                              a directory that all share as notes=DIRECTORY
 
 SIGTERM: leave. SIGUSR1: as if a worker had failed. SIGUSR2: as if all workers had ended well.
 """
@@ -14,6 +15,7 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -101,8 +103,9 @@ def main() -> NoReturn:
     given = dict(each.split("=", 1) for each in options)
     traits = {name.removeprefix("trait."): given.pop(name) for name in list(given) if name.startswith("trait.")}
     run_id = given.pop("run_id", "a-run")
+    notes = Path(given.pop("notes")) if "notes" in given else None
     parameters = RendezvousParameters(BACKEND, where, run_id, int(least), int(most), **given)
-    handler = Handler(read(parameters, traits, lambda text: say("leader", text=text)))
+    handler = Handler(read(parameters, traits, lambda text: say("leader", text=text), notes))
     say("ready")
     code = 1
     try:
