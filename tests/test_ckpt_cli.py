@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import uuid
@@ -12,9 +13,11 @@ import pytest
 from storage_kit import write_attempt
 from typer.testing import CliRunner
 
-from ftrun.checkpoint import epochs, reader
+from ftrun.checkpoint import epochs, reader, retention
 from ftrun.checkpoint.checksums import CHUNK
 from ftrun.checkpoint.layout import MANIFEST, AttemptName, Root
+from ftrun.checkpoint.retention import KeepPolicy
+from ftrun.cli import ckpt_keep, ckpt_verify
 from ftrun.cli.app import app
 from ftrun.rundir import RunDir
 
@@ -222,6 +225,30 @@ def test_a_missing_file_and_another_ones_manifest(root: Root) -> None:
     assert any(each["file"] == MANIFEST or "checksum" in each["problem"] for each in verdict["damages"])
 
 
+def test_a_save_that_goes_on_is_not_called_damaged_and_never_marked(root: Root) -> None:
+    name = write_attempt(root, 7, commit=False)
+    result = ckpt("verify", root.path, name, "--mark-bad")
+    assert (result.exit_code, "NOT COMMITTED" in result.output) == (1, True)
+    assert root.bad() == []
+    (verdict,) = document("verify", root.path, name, code=1)["checkpoints"]
+    assert (verdict["status"], verdict["whole"], verdict["marked"]) == ("uncommitted", False, False)
+
+
+def test_what_is_deleted_while_it_is_read_is_not_called_damaged(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = write_attempt(root, 1), write_attempt(root, 2)
+    found = reader.inspect(root, old)
+    retention.delete(root, found)
+    verdict = ckpt_verify.examine(root, found, mark_bad=True)
+    assert (verdict.deleted, verdict.damages, verdict.whole) == (True, [], False)
+    assert root.bad() == []
+    # In a survey of all that is no fault; asked for by its name, it is not there to be called whole.
+    infos = [reader.inspect(root, new), found]
+    monkeypatch.setattr(ckpt_verify, "_chosen", lambda place, *, everything: infos)
+    assert "deleted while it was read" in ckpt("verify", root.path, "--all").output
+    assert [row["deleted"] for row in document("verify", root.path, "--all")["checkpoints"]] == [False, True]
+    assert ckpt("verify", root.path).exit_code == 1
+
+
 def test_a_damaged_one_is_marked_on_request_and_not_chosen_again(root: Root) -> None:
     sound, name = write_attempt(root, 6), write_attempt(root, 7)
     flip(path_of(root, name, "r00001.0.safetensors"), 3)
@@ -277,6 +304,16 @@ def test_the_last_two_and_the_parent_always_stay(root: Root) -> None:
     assert len(root.attempts()) == 5
     document("prune", root.path, "--keep", 2)
     assert root.attempts() == [names[4], names[3], names[1]]
+
+
+def test_whoever_prunes_at_the_same_time_is_no_reason_to_fail(root: Root) -> None:
+    names = [write_attempt(root, step) for step in range(1, 6)]
+    planned = ckpt_keep.plan(root, KeepPolicy(2, None))
+    assert [info.name for info in planned.deleted] == names[:3]
+    for name in names[:2]:  # a keeper, or another `ftrun ckpt prune`
+        shutil.rmtree(root.path / "ckpt" / str(name))
+    ckpt_keep.execute(root, planned)
+    assert root.attempts() == names[:2:-1]
 
 
 def test_other_runs_and_lineages_are_not_pruned(root: Root) -> None:

@@ -23,7 +23,7 @@ from ftrun.checkpoint.layout import MANIFEST, Root
 from ftrun.checkpoint.offline import load
 from ftrun.checkpoint.state import encode
 from ftrun.checkpoint.tree import by_key, leaves, nest, select
-from ftrun.errors import NoValidCheckpoint, UsageError
+from ftrun.errors import CheckpointError, NoValidCheckpoint, UsageError
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -198,6 +198,38 @@ def test_a_run_directory_stands_for_its_root(tmp_path: Path) -> None:
         save(root or run.checkpoints, x_is(4))
         assert x_of(run.path) == 4
         assert load(run.path)["x"][0] == 4
+        # Its own root is meant, whatever else lies in it.
+        save(run.path / "other", x_is(5))
+        (run.path / "other" / "ckpt").rename(run.path / "ckpt")
+        assert load(run.path)["x"][0] == 4
+
+
+def test_a_checkpoints_own_directory_stands_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, x_is(1))
+    (old,) = (tmp_path / "ckpt").iterdir()
+    save(tmp_path, x_is(2))
+    for cwd, where in ((tmp_path / "ckpt", old.name), (old, "."), (tmp_path, f"ckpt/{old.name}/")):
+        monkeypatch.chdir(cwd)
+        assert load(where)["x"][0] == 1
+    with pytest.raises(UsageError, match="both choose"):
+        load(old, step=2)
+
+
+def test_what_is_no_place_of_checkpoints_is_told_from_an_empty_one(tmp_path: Path) -> None:
+    dcp.save(x_is(1), checkpoint_id=tmp_path / "by dcp", no_dist=True)
+    (tmp_path / "file").touch()
+    (tmp_path / "root" / "epochs").mkdir(parents=True)
+    for name, said in (
+        ("by dcp", r"no checkpoint root: it holds \.metadata.*FileSystemReader"),
+        ("file", "is a file; name"),
+        ("file/below", "is a file; name"),
+        ("root", "there is no checkpoint in"),
+        ("nowhere", "there is no checkpoint in"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            load(tmp_path / name)
+    with pytest.raises(CheckpointError, match=r"can't be looked into: .*too long"):
+        load(tmp_path / ("x" * 300))
 
 
 def test_a_save_without_its_manifest_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -263,6 +295,47 @@ def test_what_cannot_be_stored_is_refused_by_name(tmp_path: Path) -> None:
     files = [path for path in (tmp_path / "ckpt" / str(newest.name)).rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["n0000.failed.json"]
     assert x_of(tmp_path) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions")
+@pytest.mark.parametrize("kind", ["sparse", "quantised", "meta"])
+def test_a_tensor_that_cannot_be_stored_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    tensors = {
+        "sparse": torch.eye(3).to_sparse(),
+        "quantised": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "meta": torch.ones(3, device="meta"),
+    }
+    with pytest.raises(dcp.CheckpointException, match=r"(?s)NotStorable: 'deep.thing': a tensor .*without pickle"):
+        save(tmp_path, {"deep": {"thing": tensors[kind]}})
+    assert [info.status for info in reader.attempts(Root.open(tmp_path))] == ["uncommitted"]
+
+
+class Numbers(torch.Tensor):
+    """A class of the user's own."""
+
+
+def test_of_a_class_of_the_users_own_the_numbers_are_stored(tmp_path: Path) -> None:
+    save(tmp_path, {"x": torch.ones(2).as_subclass(Numbers)})
+    found = restore(tmp_path, {"x": torch.zeros(2).as_subclass(Numbers)})["x"]
+    assert type(found) is Numbers
+    assert found.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"run_id": None}, {"run_id": 5}, {"run_id": ""}, {"keep_last": 1}, {"keep_last": 2.5}, {"keep_last": "3"}],
+    ids=str,
+)
+def test_a_writer_whose_saves_nobody_could_read_is_not_made(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(options))):
+        ftrun.dcp.Writer(tmp_path, **options)
+
+
+def test_a_run_directory_is_not_written_to(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "llama")
+    run.create({"run_id": "llama", "checkpoint_root": str(run.checkpoints)})
+    with pytest.raises(UsageError, match="is a run directory"):
+        ftrun.dcp.Writer(run.path)
 
 
 class Loses(DefaultSavePlanner):

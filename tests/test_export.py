@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
@@ -297,6 +300,31 @@ def test_a_place_that_cannot_be_written_is_said_without_a_traceback(tmp_path: Pa
     assert "/proc/" in said
 
 
+FULL = """
+import resource, sys
+from ftrun.cli.app import app
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+for to in ("torch", "dcp", "safetensors"):
+    try:
+        app(["ckpt", "export", sys.argv[1], sys.argv[2], "--to", to])
+    except SystemExit as left:
+        assert left.code == 1
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_is_said_with_its_place_and_leaves_nothing(tmp_path: Path) -> None:
+    session(tmp_path / "root", {"x": torch.ones(4000)})
+    out = tmp_path / "out" / "it"
+    words = [sys.executable, "-c", FULL, str(tmp_path / "root"), str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, ""), done
+    said = done.stderr.splitlines()
+    assert len(said) == 3, done.stderr
+    assert all(line.startswith("ftrun: [Errno 27] File too large: '") and str(out) in line for line in said), said
+    assert os.listdir(out.parent) == []
+
+
 def test_the_command_says_what_it_wrote(tmp_path: Path) -> None:
     session(tmp_path / "root", tracked())
     out = tmp_path / "out"
@@ -343,6 +371,8 @@ def test_mistakes_on_the_command_line_are_told(tmp_path: Path) -> None:
         ([tmp_path / "root", tmp_path / "file", "--to", "dcp"], 2, "exists"),
         ([tmp_path / "root", tmp_path / "file" / "out", "--to", "dcp"], 1, "Not a directory"),
         ([tmp_path / "root", tmp_path / "out", "--to", "onnx"], 2, "onnx"),
+        ([tmp_path / "root", "s3://bucket/out", "--to", "dcp"], 2, "written to this machine"),
+        ([tmp_path / "root", "", "--to", "dcp"], 2, "is no path"),
     ):
         found = run(*words)
         assert found[0] == code, found

@@ -150,10 +150,12 @@ def _becoming(path: Path, force: bool) -> Iterator[Path]:
             _check_free(path, force)
             path.rename(old)
         temporary.rename(path)
-    except BaseException:
+    except BaseException as error:
         _remove(temporary)
         if old.exists() and not path.exists():
             old.rename(path)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # a full disk doesn't say where
         raise
     durable.fsync_dir(path.parent)
     _remove(old)

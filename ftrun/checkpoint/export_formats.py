@@ -117,7 +117,10 @@ def write_torch(opened: Opened, path: Path, node: Any, keys: Sequence[str]) -> W
     plainer = _Plainer()
     value = plainer.plain(opened.value(node), ())
     with path.open("xb") as file:  # torch's own way of opening it says neither which file nor what was wrong
-        torch.save(value, file)
+        try:
+            torch.save(value, file)
+        except RuntimeError as error:
+            raise _at_first(error) from error
     return Written(tuple(keys), changed=tuple(plainer.changed))
 
 
@@ -148,8 +151,18 @@ def write_dcp(opened: Opened, path: Path, found: Mapping[str, tuple[tuple[str | 
         try:
             dcp.save({}, storage_writer=writer, planner=Lazy(), no_dist=True)
         except dcp.CheckpointException as error:
-            raise error.failures[0][0] from error  # what went wrong, without DCP's wrapping for many ranks
+            raise _at_first(error.failures[0][0]) from error  # without DCP's wrapping for many ranks
     return Written(tuple(found))
+
+
+def _at_first(error: BaseException) -> BaseException:
+    """What the disk said. Torch's writer, closed in the middle of it, ends with a complaint of its own."""
+    earlier: BaseException | None = error
+    while earlier is not None:
+        if isinstance(earlier, OSError):
+            return earlier
+        earlier = earlier.__context__
+    return error
 
 
 def _described(opened: Opened, node: Any) -> Any:

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun.checkpoint import epochs, reader
 from ftrun.checkpoint.layout import AttemptName, Root
+from ftrun.checkpoint.names import ATTEMPTS, EPOCHS
 from ftrun.checkpoint.opened import Opened
+from ftrun.checkpoint.storage.base import why
 from ftrun.checkpoint.storage.drivers import local_path
 from ftrun.checkpoint.tree import nest
 from ftrun.checkpoint.words import TAG
-from ftrun.errors import CorruptCheckpoint, NoValidCheckpoint, UsageError
+from ftrun.errors import CheckpointError, CorruptCheckpoint, NoValidCheckpoint, UsageError
 from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+    from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ def load(
     """
     root, inside = open_root(where, storage_options)
     wanted = name or inside
+    if wanted is not None and step is not None:
+        raise UsageError(f"step={step} and {wanted} both choose the checkpoint; give one of them")
     damaged: list[str] = []
     while True:
         commit = choose(root, step=step, name=wanted, exclude=damaged)
@@ -82,20 +87,30 @@ def open_root(
     """The root that a path or URL means, and the name of one checkpoint where it is that checkpoint's own.
 
     Raises:
-        UsageError: an empty path, or a URL that no driver is installed for.
+        UsageError: an empty path, a directory with other things in it, or a URL that no driver is installed for.
+        CheckpointError: the path can't be looked into.
     """
     text = os.fspath(where).rstrip("/") or os.fspath(where)
-    parent, _, last = text.rpartition("/")
-    if AttemptName.parse(last) is not None:
-        return Root.open(parent.rpartition("/")[0] or ".", storage_options), last
     path = local_path(text)
-    if path is not None and not (path / "ckpt").is_dir():
-        run_dir = RunDir(path)
-        if run_dir.exists():
-            identity = run_dir.identity()
-            text = run_dir.root(identity)
-            storage_options = storage_options or identity.get("storage_options")
-    return Root.open(text, storage_options), None
+    if path is None:
+        parent, _, last = text.rpartition("/")
+        if AttemptName.parse(last) is not None:
+            return Root.open(parent.rpartition("/")[0], storage_options), last
+        return Root.open(text, storage_options), None
+    if AttemptName.parse(path.name) is not None:
+        return Root.open(path.parent.parent), path.name
+    run_dir = RunDir(path)
+    try:
+        is_run = run_dir.resolved.is_file()
+        is_root = any((path / part).is_dir() for part in (ATTEMPTS, EPOCHS))
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be looked into: {why(error)}; check the path and permissions") from error
+    if is_run:
+        identity = run_dir.identity()
+        return Root.open(run_dir.root(identity), storage_options or identity.get("storage_options")), None
+    if not is_root:
+        _check_empty(path)
+    return Root.open(path), None
 
 
 def choose(
@@ -158,6 +173,22 @@ def nested(tree: Any) -> Any:
 def default_part(tree: Any) -> str:
     """Which part of a tree is the state of a training: all of what ``dcp.save`` stored, what a Session tracked."""
     return "tracked" if not is_dcp(tree) and isinstance(tree, dict) and "tracked" in tree else ""
+
+
+def _check_empty(path: Path) -> None:
+    """A place that isn't there, or has nothing in it, is a root without checkpoints; anything else is a mistake."""
+    try:
+        holds = sorted(os.listdir(path))
+    except NotADirectoryError:
+        raise UsageError(f"{path} is a file; name a run directory, a checkpoint root or a checkpoint in one") from None
+    except OSError:
+        return  # whoever lists the root says why it can't be read
+    if holds:
+        by_dcp = " What DCP's own writer saved, its FileSystemReader reads." if ".metadata" in holds else ""
+        raise UsageError(
+            f"{path} is no run directory and no checkpoint root: it holds {', '.join(holds[:3])}, but no "
+            f"{RunDir(path).resolved.name}, {EPOCHS} or {ATTEMPTS}.{by_dcp}"
+        )
 
 
 def _by_name(root: Root, name: AttemptName) -> reader.Commit:

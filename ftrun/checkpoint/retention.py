@@ -110,7 +110,10 @@ def delete(root: Root, info: AttemptInfo) -> None:
     """
     # The manifest goes first, and durably: there is never a manifest whose files are half gone.
     root.delete(attempt_key(info.name, MANIFEST))
-    root.sync_attempt(info.name)
+    try:
+        root.sync_attempt(info.name)
+    except FileNotFoundError:
+        return  # somebody else deletes too, a keeper or another `ftrun ckpt prune`, and has finished with this one
     known = set(info.manifest.files) if info.manifest else set()
     root.delete_files(info.name, [file for file in root.files(info.name) if file in known or is_leftover(file)])
     root.remove_attempt(info.name)

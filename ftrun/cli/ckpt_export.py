@@ -31,7 +31,7 @@ def export_command(  # noqa: PLR0913  (a command's options are its parameters)
     where: Annotated[
         str, typer.Argument(help="Name or directory of a run, a checkpoint root, or one checkpoint's own directory.")
     ],
-    out: Annotated[Path, typer.Argument(help="Where to: a file for torch, a directory otherwise.")],
+    out: Annotated[str, typer.Argument(help="Where to: a file for torch, a directory otherwise.")],
     to: Annotated[To, typer.Option("--to", help="The format: dcp, safetensors or torch.")],
     step: Annotated[int | None, typer.Option(help="The newest checkpoint of this step.")] = None,
     name: Annotated[str, typer.Option(help="One checkpoint, by its name in `ftrun ckpt ls`.")] = "",
@@ -49,8 +49,17 @@ def export_command(  # noqa: PLR0913  (a command's options are its parameters)
     with told():
         if step is not None and name:
             raise UsageError("--step and --name both choose the checkpoint; give one of them")
-        done = _export(locate(where, name, Path.cwd()), out, to, _Choice(step, what, force))
+        done = _export(locate(where, name, Path.cwd()), _path(out), to, _Choice(step, what, force))
     print(json.dumps(_document(done, to), indent=1) if as_json else _text(done))
+
+
+def _path(out: str) -> Path:
+    protocol, mark, rest = out.partition("://")
+    if not mark and out:
+        return Path(out)
+    if protocol == "file" and rest.startswith("/"):
+        return Path(rest)
+    raise UsageError(f"{out!r} is no path: an export is written to this machine; choose a path, and copy from there")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftrun.errors import CheckpointError, FtrunError, RunDirError, UsageError
-from ftrun.rundir import RUNS
+from ftrun.rundir import RUNS, RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,7 +79,8 @@ def find_root(where: str, cwd: Path) -> Root:
     if "://" in where:
         return Root.open(where)
     path = cwd / where
-    if where and ((path / "epochs").is_dir() or (path / "ckpt").is_dir()):
+    is_run = RunDir(path).resolved.is_file()
+    if where and not is_run and ((path / "epochs").is_dir() or (path / "ckpt").is_dir()):
         return Root.open(path)
     try:
         run_dir = find(where, cwd)
@@ -87,7 +88,8 @@ def find_root(where: str, cwd: Path) -> Root:
         if not where:
             raise
         raise UsageError(
-            f"{where!r} is no run in {cwd / RUNS}, no run directory and no checkpoint root (no epochs/ in it)."
+            f"{where!r} is no run in {cwd / RUNS}, no run directory and no checkpoint root (no epochs/ in it): "
+            f"name one of these, or a root's URL. See `ls {RUNS}`."
         ) from error
     identity = run_dir.identity()
     return Root.open(run_dir.root(identity), identity.get("storage_options") or {})

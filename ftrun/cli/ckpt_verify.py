@@ -33,6 +33,7 @@ class Verdict:
         seconds: that it took.
         damages: what is wrong.
         marked: it was marked as bad.
+        deleted: it was deleted while it was read, as a run does that goes on.
     """
 
     name: str
@@ -41,11 +42,12 @@ class Verdict:
     seconds: float
     damages: list[Damage]
     marked: bool = False
+    deleted: bool = False
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.damages
+        """Whether it is there and nothing is wrong."""
+        return not self.damages and not self.deleted
 
 
 def verify(
@@ -74,7 +76,7 @@ def verify(
         print(
             "\n".join(line for verdict in verdicts for line in _lines(verdict)) or f"no checkpoints in {place.root.url}"
         )
-    if not all(verdict.whole for verdict in verdicts):
+    if not all(verdict.whole or (everything and verdict.deleted) for verdict in verdicts):
         raise SystemExit(ExitCode.FAILED)
 
 
@@ -98,16 +100,21 @@ def examine(root: Root, info: AttemptInfo, *, mark_bad: bool) -> Verdict:
         CheckpointError: a remote storage is away, or the mark can't be written.
     """
     from ftrun.checkpoint import reader, verify
+    from ftrun.checkpoint.layout import MANIFEST, attempt_key
 
     began = time.monotonic()
     damages = verify.verify(root, info.name, info.manifest) if info.manifest is not None else []
     if info.manifest is None or (info.status == "invalid" and not damages):  # no manifest, or not the one of this place
         damages = [verify.of_manifest(root, info.name, info.reason)]
-    certain = any(each.certain for each in damages)
-    if mark_bad and certain:
+    if damages and info.manifest is not None and root.size(attempt_key(info.name, MANIFEST)) is None:
+        # Its manifest goes first when a checkpoint is deleted: what is missing is no damage.
+        return Verdict(str(info.name), info.status, 0, time.monotonic() - began, [], deleted=True)
+    # A save that is still on its way has no manifest either: it may be whole in a moment.
+    marks = mark_bad and info.status != "uncommitted" and any(each.certain for each in damages)
+    if marks:
         reader.mark_bad(root, info.name, verify.marking(damages))
     size = info.manifest.size if info.manifest is not None else info.size
-    return Verdict(str(info.name), info.status, size, time.monotonic() - began, damages, mark_bad and certain)
+    return Verdict(str(info.name), info.status, size, time.monotonic() - began, damages, marks)
 
 
 def _row(verdict: Verdict) -> dict[str, Any]:
@@ -117,8 +124,12 @@ def _row(verdict: Verdict) -> dict[str, Any]:
 
 
 def _lines(verdict: Verdict) -> list[str]:
+    if verdict.deleted:
+        return [f"{verdict.name}   deleted while it was read"]
     if verdict.whole:
         return [f"{verdict.name}   whole: {format_size(verdict.size)} read in {verdict.seconds:.1f} s"]
+    if verdict.status == "uncommitted":
+        return [f"{verdict.name}   NOT COMMITTED: it has no manifest; the save goes on, or was given up"]
     word = "DAMAGED" if any(each.certain for each in verdict.damages) else "NOT READABLE"
     mark = ", marked as bad" if verdict.marked else ""
     return [f"{verdict.name}   {word}{mark}", *(f"  {each}" for each in verdict.damages)]

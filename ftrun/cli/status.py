@@ -13,6 +13,7 @@ from ftrun import rundir
 from ftrun.cli.status_data import data, data_text
 from ftrun.cli.status_drain import drain_text, draining
 from ftrun.cli.status_memory import memory, memory_text
+from ftrun.cli.status_root import is_finished, usable_commit
 from ftrun.config.units import format_duration
 from ftrun.errors import FtrunError, RunDirError
 from ftrun.goodput import history as histories
@@ -77,39 +78,15 @@ def _last_touched(path: Path) -> float:
     return max((each.stat().st_mtime for each in files if each.exists()), default=0.0)
 
 
-def usable_commit(run_dir: RunDir) -> dict[str, Any] | None:
-    """The commit that a start would resume from now, looked up in the checkpoint root; None where there is none."""
-    from ftrun.checkpoint import layout, reader
-
-    try:
-        identity = run_dir.identity()
-        root = layout.Root.open(run_dir.root(identity), identity.get("storage_options") or {})
-        commit = reader.resume_point(root, identity["run_id"]).commit
-    except (FtrunError, KeyError):
-        return None
-    return {"step": commit.name.step, "name": str(commit.name)} if commit is not None else None
-
-
-def _is_finished(run_dir: RunDir) -> bool:
-    """Whether the checkpoint root says so, for a node with a run directory of its own."""
-    from ftrun.checkpoint import common, layout
-
-    try:
-        identity = run_dir.identity()
-        root = layout.Root.open(run_dir.root(identity), identity.get("storage_options") or {})
-        return common.is_finished(root, str(identity.get("run_id")))
-    except (FtrunError, OSError):
-        return True
-
-
 def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
     """The run as one JSON document."""
     alive = past.outcome is None and rundir.in_use(run_dir.path)
     book = ledger.account(past.records, until=time.time() if alive else None)
     state = past.outcome or ("running" if alive else "dead" if past.launches else "new")
-    if past.node and state == "finished" and not _is_finished(run_dir):
+    if past.node and state == "finished" and not is_finished(run_dir):
         state = "left"  # the workers here have ended well; whether that was the end of the run, the first one knows
     left = past.total - past.step if past.total is not None else None
+    found = usable_commit(run_dir)
     return {
         "schema_version": 1,
         "run": past.run_id or run_dir.path.name,
@@ -127,7 +104,8 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
         "restarts": past.restarts,
         "lost_steps": past.lost_steps,
         "loss": past.losses[-1][1] if past.losses else None,
-        "last_commit": usable_commit(run_dir),
+        "last_commit": found.commit,
+        "root_problem": found.problem or None,
         "draining": draining(run_dir.path),
         "memory": memory(run_dir, past.records),
         "data": data(run_dir.path, past.records),
@@ -151,6 +129,8 @@ def describe(run_dir: RunDir, past: History) -> dict[str, Any]:
 
 
 def _no_commit(document: dict[str, Any]) -> str:
+    if document["root_problem"]:
+        return f"not known, {document['commits']} so far: {document['root_problem']}"
     if document["commits"]:
         return f"none that can be used, of {document['commits']}; see `ftrun ckpt ls`"
     return "none yet" if document["state"] == "running" else "none"

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.planner import WriteItemType
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ftrun.checkpoint.checksums import Checksums, FileRecord
 from ftrun.checkpoint.layout import rank_shard
 from ftrun.checkpoint.plan.pieces import Box, Piece, ranks_text
 from ftrun.checkpoint.records import TensorEntry
+from ftrun.checkpoint.refusals import tensor_problem
 from ftrun.checkpoint.safetensors_stream import Layout, content, lay_out, slices
 from ftrun.checkpoint.state import encode
 from ftrun.checkpoint.words import dtype_name
@@ -137,6 +139,13 @@ class _Builder:
         tensor = self._planner.resolve_data(item)
         if not isinstance(tensor, torch.Tensor):
             raise UsageError(f"the planner gave a {type(tensor).__name__} for the tensor {item.index.fqn!r}")
+        # Of a class of the user's own the numbers are stored where it has some: loading copies them into what is there.
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or is_traceable_wrapper_subclass(tensor)
+        problem = tensor_problem(tensor if plain else tensor.as_subclass(torch.Tensor))
+        if problem is not None:
+            what, advice = problem
+            advice = advice.replace("track ", "save ")
+            raise NotStorable(f"{item.index.fqn!r}: {what} can't be stored without pickle; {advice}")
         return tensor
 
     def _add_value(self, item: WriteItem) -> None:

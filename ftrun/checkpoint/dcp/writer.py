@@ -22,7 +22,7 @@ from torch.futures import Future
 
 from ftrun.checkpoint import epochs, retention
 from ftrun.checkpoint.checksums import record_of
-from ftrun.checkpoint.dcp import records
+from ftrun.checkpoint.dcp import arguments, records
 from ftrun.checkpoint.dcp.payload import Payload, holders
 from ftrun.checkpoint.dcp.records import Order, Part
 from ftrun.checkpoint.keeper.commit import give_up, manifest_of
@@ -75,7 +75,7 @@ class Writer(StorageWriter):
         storage_options: for the driver of a URL.
 
     Raises:
-        UsageError: the root can't be a root, or ``keep_last`` is below 2.
+        UsageError: the root can't be a root, ``run_id`` is no text, or ``keep_last`` no number from 2 on.
     """
 
     def __init__(
@@ -93,11 +93,7 @@ class Writer(StorageWriter):
         self._keep_last = keep_last
         self._step: int | None = None
         self._plans: list[SavePlan] = []
-        if keep_last is not None and keep_last < retention.MIN_KEEP:
-            raise UsageError(
-                f"keep_last={keep_last}: the bytes of a single checkpoint may turn out damaged; keep "
-                f"{retention.MIN_KEEP} or more"
-            )
+        arguments.check(self._root, run_id, keep_last)
 
     def __getstate__(self) -> dict[str, Any]:
         # For the process of an asynchronous save, which makes its own connection.
