@@ -205,6 +205,19 @@ def test_tracking_comes_before_the_first_step() -> None:
                 ft.track(model=nn.Linear(1, 1))
 
 
+def test_a_model_of_another_type_is_filled_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with open_session() as ft:
+        model = nn.Linear(3, 4)
+        trained(ft, model=model)
+    assert "converted" not in caplog.text
+    with open_session() as ft:
+        half = nn.Linear(3, 4).to(torch.bfloat16)
+        ft.track(model=half)
+    assert torch.equal(half.weight, model.weight.to(torch.bfloat16))
+    said = "model.weight is torch.bfloat16 in the script and torch.float32 in the checkpoint, and 1 more like it"
+    assert said in caplog.text
+
+
 def test_a_model_of_another_shape_is_refused() -> None:
     with open_session() as ft:
         trained(ft, model=nn.Linear(3, 4))

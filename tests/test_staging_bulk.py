@@ -14,7 +14,8 @@ from ftrun.checkpoint.plan.encoding import Encoding
 from ftrun.checkpoint.plan.planner import Planner
 from ftrun.checkpoint.staging.bulk import _Owners
 from ftrun.checkpoint.staging.cut import Cut
-from ftrun.checkpoint.staging.moves import LARGE, PROBES
+from ftrun.checkpoint.staging.moves import LARGE, PROBES, SLICE
+from ftrun.checkpoint.staging.runs import Runs
 from ftrun.checkpoint.staging.trust import TRIALS, Owned
 
 if TYPE_CHECKING:
@@ -166,7 +167,25 @@ def test_other_values_for_a_while_past_torch_are_seen_in_a_trial(loop: Loop) -> 
     assert loop.save(evaluate_another) == (set(), set())
     for _ in range(TRIALS):
         loop.save()
-    assert loop.save(evaluate_another) == ({"large"}, set())
+    assert loop.save(evaluate_another) == (set(), set()), "no other one is trusted either"
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_what_was_other_while_it_was_copied_is_seen_though_all_is_as_it_was(turn: int) -> None:
+    rng = np.random.default_rng(turn)
+    sizes = [0, 7, 8, 9, 100_003, 2 * SLICE]
+    live = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    copies = [np.zeros(size, dtype=np.uint8) for size in sizes]
+    targets, sources = (np.array([x.ctypes.data for x in each], dtype=np.uint64) for each in (copies, live))
+    runs = Runs([str(size) for size in sizes], targets, sources, np.array(sizes, dtype=np.uint64))
+    for swapped in ([], [2, 4], [3, 5]):
+        for number in swapped:
+            live[number] ^= 1
+        for task in runs.tasks():
+            task()
+        for number in swapped:
+            live[number] ^= 1
+        assert runs.changed_somewhere(turn) == {str(sizes[number]) for number in swapped}
 
 
 def test_a_write_past_torch_to_what_has_no_probe_is_seen(loop: Loop) -> None:

@@ -250,6 +250,19 @@ def test_names_are_new_for_each_save(scene: Scene) -> None:
     assert first in names
 
 
+def test_of_a_step_that_is_saved_again_the_later_name_is_the_newer(scene: Scene) -> None:
+    model, saver = Model(), scene.saver()
+    names: list[str] = []
+    for _ in range(4):
+        save(saver, model, 5)
+        assert saver._stager.settle(10)
+        names += {seal.attempt for _, seal in scene.tier.sealed()} - {*names}
+        for slot, seal in scene.tier.sealed():
+            slot.mark(slot.drained, seal.attempt)
+    assert len(names) == 4
+    assert [*map(AttemptName.of, names)] == sorted(map(AttemptName.of, names))
+
+
 def test_skip(scene: Scene) -> None:
     model, saver = Model(), scene.saver()
     for step in (1, 2):

@@ -108,6 +108,7 @@ class Saver:
         self._text = RecordText()
         self._objects: dict[str, Any] = {}
         self._saves = 0
+        self._tried = (-1, 0)
         self._held: float | None = None
         self._filling: Slot | None = None
 
@@ -199,10 +200,16 @@ class Saver:
             self._open.drop(save, str(error))
 
     def _suffix(self, step: int) -> str:
-        """The same on all ranks without a word between them, and new for each save."""
+        """The same on all ranks without a word between them, and new for each save.
+
+        One step may be saved again, if its first save fails; it begins with the number of the try, since the later of
+        two names is taken for the newer snapshot.
+        """
         contract = self._contract
+        self._tried = (step, self._tried[1] + 1 if self._tried[0] == step else 0)
         text = f"{contract.run_id}/{contract.epoch}/{contract.start}/{step}/{self._saves}"
-        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        number = min(self._tried[1], 0xF)
+        return f"{number:x}{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()[1:]}"
 
     def _room(self, size: int) -> _Room:
         slot = self._slots.take(_SLOT_SECONDS)

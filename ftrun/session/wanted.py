@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _SMALL = 16 * 2**20
 """Bytes up to which a state that needs fresh memory is read together with all others."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,9 @@ def wanted(
     if isinstance(value, torch.nn.Module):
         template = tracked.state_of(name, value, objects)
         gathering.gather(outline, template, stored.others("tracked", name))
-        require_fit(name, tracked.differences(value, _in_names_of(value, outline), objects))
+        then = _in_names_of(value, outline)
+        require_fit(name, tracked.differences(value, then, objects))
+        _say_conversions(name, value.state_dict(), then)
     elif isinstance(value, torch.optim.Optimizer):
         outline = _by_index(stored, name, value, outline, objects)
         require_fit(name, tracked.differences(value, outline, objects))
@@ -79,6 +84,23 @@ def wanted(
         shared = stored.is_shared(outline)
         template = gathering.spread_template(tracked.state_of(name, value, objects)) if shared else None
     return Wanted(value, outline, template)
+
+
+def _say_conversions(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> None:
+    """A module of another type is filled as ``load_state_dict`` does it; what that rounds is not what was saved."""
+    pairs = [(key, mine, then.get(key)) for key, mine in now.items() if isinstance(mine, torch.Tensor)]
+    found = [(key, mine, his) for key, mine, his in pairs if isinstance(his, torch.Tensor) and mine.dtype != his.dtype]
+    if found:
+        key, mine, his = found[0]
+        more = f", and {len(found) - 1} more like it" if len(found) > 1 else ""
+        _log.warning(
+            "ftrun: %s.%s is %s in the script and %s in the checkpoint%s: converted",
+            name,
+            key,
+            mine.dtype,
+            his.dtype,
+            more,
+        )
 
 
 def _in_names_of(module: torch.nn.Module, state: Any) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Ordered:
         names: of what is moved later, probes included.
         versions: counters of those.
         memory: that those lie in now. It is kept, whatever the script gives its tensors meanwhile (``x.data = y``).
+        turn: number of the save.
     """
 
     now: Runs
@@ -51,10 +52,12 @@ class Ordered:
     names: Sequence[str]
     versions: Versions
     memory: Sequence[torch.UntypedStorage]
+    turn: int
 
     def changed(self) -> set[str]:
         """Names of tensors that were written to since."""
-        return self.probes.changed() | self.words.changed() | self.versions.changed()
+        seen = self.probes.changed() | self.words.changed() | self.later.changed_somewhere(self.turn)
+        return seen | self.versions.changed()
 
 
 class Bulk:
@@ -117,7 +120,7 @@ class Bulk:
         memory = alike.memory
         if memory is None:
             memory = [each.untyped_storage() for each in self._watched.some(alike.parts)]
-        return Ordered(now, later, probes, words, Picked(self._names, course.which), versions, memory)
+        return Ordered(now, later, probes, words, Picked(self._names, course.which), versions, memory, turn)
 
     def foresee(self, turn: int) -> None:
         """Work out ahead of a save what doesn't depend on addresses, should the same tensors be trusted then.

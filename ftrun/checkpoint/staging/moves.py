@@ -33,6 +33,8 @@ PARTS = 64
 """The same of what isn't contiguous, or on a device, where each part costs more."""
 
 _HEAD = 1024
+_END = 512
+"""Bytes at both ends of what was moved later that are compared with the copy."""
 _STEP = 512 * 2**10
 """Bytes of one call. glibc's memmove has the processor copy up to about the size of its cache of level 2 by itself
 (``rep movsb``), which doesn't fetch the lines that it overwrites; beyond that it does. A tenth of the time here."""
@@ -100,6 +102,11 @@ class Block:
     def is_same(self) -> bool:
         """Whether source and copy are equal."""
         return bool(memcmp(self.target, self.source, self.size) == 0)
+
+    def is_same_at_ends(self) -> bool:
+        """Whether source and copy are equal in the first bytes, and in the last ones."""
+        size = min(self.size, _END)
+        return self.part(0, size).is_same() and self.part(self.size - size, self.size).is_same()
 
 
 class Strided:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ftrun.checkpoint.staging.device import DeviceCopies
-from ftrun.checkpoint.staging.moves import SMALL, Move, Whole, batches, moves, split
+from ftrun.checkpoint.staging.moves import SMALL, Block, Move, Whole, batches, moves, split
 from ftrun.checkpoint.staging.trust import TRIALS, Owned, Trust, Versions
 from ftrun.checkpoint.staging.work import Work
 
@@ -228,6 +228,8 @@ class Snapshot:
         with self._lock:
             if self._verdict is None:
                 changed = {move.name for move in _here(self._orders.probes) if not move.is_same()}
+                blocks = (move for move in self._orders.later if isinstance(move, Block))
+                changed |= {move.name for move in blocks if not move.is_same_at_ends()}
                 if self._orders.bulk is not None:
                     changed |= self._orders.bulk.changed()
                 self._verdict = frozenset(changed | self._orders.versions.changed())
@@ -247,6 +249,7 @@ class Snapshot:
         """
         began = time.monotonic()
         every = [*batches(_here(self._orders.trial))]
+        every.reverse()  # the script goes from the first to the last, and is met on its way, not run ahead of
         pause = 0.0
         while not self._judged.wait(pause):
             for batch in every:
@@ -271,14 +274,16 @@ class Snapshot:
             return
         for device in self._devices:
             device.finish()
-        changed = self._orders.trial_versions.changed() | self._differed
+        changed = self._orders.trial_versions.changed()
         work = Work(partial(_compare, each, changed) for each in batches(_here(trial)))
         helper(work.help)
         _compare([move for move in trial if _is_on_cuda(move)], changed)  # other threads have other streams
         work.help(from_end=True)
         work.wait(TIMEOUT)
-        names = {move.name for move in trial} if by_step else set()
-        trust.saw(names, changed)
+        every = {move.name for move in trial}
+        if not self._differed <= changed:  # whoever swaps some swaps others, which a look may have come too late for
+            changed |= every
+        trust.saw(every if by_step else set(), changed)
 
     def _issue(self) -> None:
         groups: defaultdict[torch.device, tuple[list[Whole], list[Whole], list[Whole]]] = defaultdict(
