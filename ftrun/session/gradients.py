@@ -36,7 +36,6 @@ class PendingGradients:
     def __init__(self) -> None:
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         self._used: dict[str, _Used] = {}
-        self._recorded: dict[str, tuple[int, int] | None] = {}
 
     @property
     def may_be_new(self) -> bool:
@@ -45,19 +44,17 @@ class PendingGradients:
         A backward could have followed, of gradients that the step of another optimizer leaves alone.
         """
         now = _recorded()
-        return now is None or any(self._recorded.get(name) != now for name in self._optimizers)
+        return now is None or any(self._used.get(name, _NONE).recorded != now for name in self._optimizers)
 
     def watch(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that this optimizer uses from now on."""
         self._optimizers[name] = optimizer
         self._used.pop(name, None)
-        self._recorded.pop(name, None)
         optimizer.register_step_post_hook(lambda stepped, _args, _kwargs: self._note(name, stepped))
 
     def _note(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         if self._optimizers[name] is optimizer:  # else another one has been tracked under the name since
             self._used[name] = _Used(_gradients(optimizer))
-            self._recorded[name] = _recorded()
 
     def capture(self) -> dict[str, dict[str, torch.Tensor]]:
         """Pending gradients by optimizer and index of the parameter; empty between complete steps."""
@@ -93,12 +90,16 @@ class _Used:
 
     Args:
         gradients: of all parameters; None where there is none.
+
+    Attributes:
+        recorded: what autograd had recorded by then, see :func:`_recorded`; None where that isn't known.
     """
 
     def __init__(self, gradients: list[torch.Tensor | None]) -> None:
         self._references = [_nothing if each is None else weakref.ref(each) for each in gradients]
         numbers = [index for index, each in enumerate(gradients) if each is not None]
         self._versions = dict(zip(numbers, _versions(_there(gradients)), strict=True))
+        self.recorded = _recorded() if gradients else None
 
     def are_all(self, gradients: list[torch.Tensor | None]) -> bool:
         """Whether every gradient that is there now was used, and has not been written to since. Fast."""

@@ -52,7 +52,8 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
             stack.enter_context(default_group(place, device))
         _mark(contract, "grouped")
         if contract is not None:
-            _had.update({contract.start} - {""})
+            if contract.start:
+                _had.add(contract.start)
             store = agreement.connect(place, f"epoch-{contract.epoch}")
         else:
             # Every restart under torchrun has a count of its own, so no answer of an earlier life is read.

@@ -73,9 +73,10 @@ def wanted(
     if isinstance(value, torch.nn.Module):
         template = tracked.state_of(name, value, objects)
         gathering.gather(outline, template, stored.others("tracked", name))
-        then = _in_names_of(value, outline)
+        now = value.state_dict()
+        then = _in_names_of(value, now, outline)
         require_fit(name, tracked.differences(value, then, objects))
-        _say_conversions(name, value.state_dict(), then)
+        _say_conversions(name, now, then)
     elif isinstance(value, torch.optim.Optimizer):
         outline = _by_index(stored, name, value, outline, objects)
         require_fit(name, tracked.differences(value, outline, objects))
@@ -103,9 +104,9 @@ def _say_conversions(name: str, now: Mapping[str, Any], then: Mapping[str, Any])
         )
 
 
-def _in_names_of(module: torch.nn.Module, state: Any) -> dict[str, Any]:
+def _in_names_of(module: torch.nn.Module, now: Mapping[str, Any], state: Any) -> dict[str, Any]:
     """A stored state with the names that a module has now, those of the levels that wrappers add included."""
-    names = {clean: name for name, clean in module_names.clean_names(module, module.state_dict()).items()}
+    names = {clean: name for name, clean in module_names.clean_names(module, now).items()}
     return {names.get(key, key): item for key, item in state.items()}
 
 

@@ -26,7 +26,7 @@ _STALL = ("checkpoint.stall", "checkpoint.stall.overlap")
 _SAVES = ("checkpoint.bytes_staged", "checkpoint.persist")
 _SCENARIOS = {"memory": ("checkpoint.memory",), "persist": _SAVES, "interference": ("checkpoint.interference",)}
 _WITH_PEERS = ("checkpoint.stall", "checkpoint.persist", "checkpoint.load")
-_FROM_ONE_JOB = (*_STALL, *_SAVES, "checkpoint.load", "checkpoint.memory", "checkpoint.interference")
+_FROM_ONE_JOB = (*_SAVES, "checkpoint.load", "checkpoint.memory", "checkpoint.interference")
 _APART = {
     "checkpoint.slow_remote": checkpoint_remote.slow_remote,
     "checkpoint.many_nodes": checkpoint_nodes.many_nodes,
@@ -36,7 +36,7 @@ _APART = {
 
 def measure(settings: Settings) -> Iterator[Figure]:
     """All figures that were asked for."""
-    if settings.wants(*_FROM_ONE_JOB):
+    if settings.wants(*_STALL, *_FROM_ONE_JOB):
         peers = checkpoint_peers.measure(settings) if settings.wants(*_WITH_PEERS) else []
         yield from (each for each in _figures(settings, peers) if settings.wants(each.id))
     for name, part in _APART.items():
@@ -46,13 +46,11 @@ def measure(settings: Settings) -> Iterator[Figure]:
 
 def _train(settings: Settings) -> list[Trained]:
     """One job for each layout, which goes through all that is asked of it but the stall."""
+    if not settings.wants(*_FROM_ONE_JOB):
+        return []
     scenarios = tuple(name for name, ids in _SCENARIOS.items() if settings.wants(*ids))
     plan = Plan(scenarios, settings.count(10, 3))
-    return [train(settings, plan, each) for each in subjects(settings, "large")] if _wanted(settings) else []
-
-
-def _wanted(settings: Settings) -> bool:
-    return settings.wants(*(each for each in _FROM_ONE_JOB if each not in _STALL))
+    return [train(settings, plan, each) for each in subjects(settings, "large")]
 
 
 def _stalls(settings: Settings, size: int) -> list[Trained]:

@@ -54,11 +54,10 @@ class Job:
         self.ft.step_end()
         return waited
 
-    def note_beginning(self, cycle: int, pace: float) -> None:
+    def note_beginning(self, pace: float) -> None:
         """Note what a step takes until it begins, as one does that comes after so long a time and not after a save."""
         time.sleep(pace)
         self._begun = self.step()
-        self.clock.put("begun", cycle, self._begun)
 
     def save(self, name: str, cycle: int, *, pace: float = 0.0, busy: int = 0) -> None:
         """Save, and step: at once, after a time in which the CPU sleeps, or after so much computing."""
@@ -147,7 +146,7 @@ def stall(job: Job, *, raw: bool = False) -> None:
     busy = int(clock.agree(1 + 10 * pace / (time.perf_counter() - began)))
     job.warm_up()
     for cycle in range(job.cycles):
-        job.note_beginning(cycle, pace)
+        job.note_beginning(pace)
         job.clock.time("memcpy", cycle, base.copy)
         job.save("blocking", cycle)
         job.clock.time("memcpy again", cycle, base.copy)
