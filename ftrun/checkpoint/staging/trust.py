@@ -8,8 +8,8 @@ whenever a thread looked in between: so nothing else in the loop writes to it, w
 From then on torch's counters tell of every write that goes through torch. One past them (``x.data``, a NumPy view, a
 kernel of one's own) that never came in a trial is seen at once where it changes a probe of the tensor or, of a smaller
 one, one of two words, others at each save (a write to all of it does), else in one of
-:data:`~ftrun.checkpoint.staging.moves.PROBES` saves. One that is undone before anybody looks shows in the copy, of which
-some bytes are compared with what they were copied from.
+:data:`~ftrun.checkpoint.staging.moves.PROBES` saves. One that is undone before anybody looks shows in the copy, of
+which some bytes are compared with what they were copied from.
 """
 
 from __future__ import annotations
