@@ -209,10 +209,11 @@ def test_of_two_halves_that_both_go_on_only_the_later_one_commits(run: Run) -> N
     run.meet(one, two)
     (ours,), (theirs,) = run.meet(one), run.meet(two)
     assert (ours.epoch, theirs.epoch) == (2, 3)
-    for each, begun in ((one, ours), (two, theirs)):
+    # The later one first: until it has committed something, it takes over what the other one left whole.
+    for each, begun in ((two, theirs), (one, ours)):
         each.seal(snapshot(AttemptName(begun.epoch, 10, f"{begun.epoch:08x}"), 1), [0])
         each.keep()
-    eventually(run.committed, 20, "a commit")
+        eventually(run.committed, 20, "the later one's commit")
 
     def fenced() -> bool:
         shown = Progress.read(one.tier)
