@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ftrun.checkpoint.loading.gathering import spread_template
-from ftrun.checkpoint.loading.in_place import empty_like, is_loaded
+from ftrun.checkpoint.loading.in_place import empty_like, is_loaded, memory_like
 
 
 class Spread(TorchDispatchMode):
@@ -52,6 +52,30 @@ def test_memory_like_a_plain_tensor_is_laid_out_as_that() -> None:
     like = nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
     made = empty_like(like, torch.bfloat16)
     assert (made.stride(), made.dtype, made.requires_grad) == (like.stride(), torch.bfloat16, False)
+
+
+def test_a_tensor_that_is_there_is_read_into_where_it_is_like_its_parameter() -> None:
+    like = nn.Parameter(torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    mine = torch.ones_like(like, requires_grad=False)
+    assert memory_like(like, torch.float32, mine) is mine
+    others = [None, 3, mine.bfloat16(), mine.contiguous(), mine[:1], mine.new_zeros(()).expand(2, 3, 4, 5)]
+    for other in [*others, mine.clone().requires_grad_(), nn.Parameter(mine), mine.to("meta")]:
+        made = memory_like(like, torch.float32, other)
+        assert made is not other
+        assert (made.shape, made.stride(), made.requires_grad) == (like.shape, like.stride(), False)
+
+
+def test_a_dtensor_that_is_there_is_read_into_where_it_is_spread_alike() -> None:
+    with rank_of(1, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.zeros(4, 6)
+        like = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None))
+        mine = torch.zeros_like(like, requires_grad=False)
+        assert memory_like(like, torch.float32, mine) is mine
+        for other in (distribute_tensor(whole, mesh, [Shard(1)], src_data_rank=None), whole, mine.to_local()):
+            made = memory_like(like, torch.float32, other)
+            assert made is not other
+            assert made.placements == (Shard(0),)
 
 
 def test_only_dtensors_get_memory_ahead() -> None:

@@ -127,6 +127,29 @@ def test_everything_tracked_comes_back_on_any_number_of_ranks(root: Root, world_
     assert job.optimizer.state[job.model[0].weight]["step"] == 6
 
 
+def moments(job: Job) -> dict[tuple[str, str], torch.Tensor]:
+    state = job.state()["optimizer"]["state"]
+    return {(name, key): state[name][key] for name in state for key in ("exp_avg", "exp_avg_sq")}
+
+
+def test_an_optimizer_that_has_stepped_is_read_into_the_memory_of_its_state(root: Root) -> None:
+    saved = Job(1, steps=5)
+    commit(root, written(1, value(saved), replicated(1)))
+    job = Job(2, steps=2)
+    before = moments(job)
+    restoration(root).give_all(job.objects, job.objects)
+    assert equal(job, saved)
+    assert {key: each.data_ptr() for key, each in moments(job).items()} == {
+        key: each.data_ptr() for key, each in before.items()
+    }
+    tied = Job(3, steps=2)
+    states = tied.optimizer.state
+    for parameter in (tied.model[0].bias, tied.model[1].weight):
+        states[parameter]["exp_avg"] = states[tied.model[1].bias]["exp_avg"]  # three in one place
+    restoration(root).give_all(tied.objects, tied.objects)
+    assert equal(tied, saved)
+
+
 def test_an_optimizer_that_is_tracked_before_its_model_comes_back(root: Root) -> None:
     saved = Job(1, steps=3)
     commit(root, written(1, value(saved), replicated(1)))

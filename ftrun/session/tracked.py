@@ -206,7 +206,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None
 
 
 def _lay_out(optimizer: torch.optim.Optimizer) -> None:
-    """Give each state the strides of its parameter, channels_last for one: a checkpoint stores all contiguous.
+    """Give each state the strides of its parameter, channels_last for one, where it hasn't them.
 
     Fused optimizers walk parameters and states side by side in memory, and would mix up their elements.
     """
@@ -215,7 +215,8 @@ def _lay_out(optimizer: torch.optim.Optimizer) -> None:
             continue
         state = optimizer.state.get(parameter, {})
         for key, value in state.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+            like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+            if like and value.stride() != parameter.stride():
                 state[key] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 

@@ -74,4 +74,6 @@ def _figures(settings: Settings, peers: Sequence[Peer]) -> Iterator[Figure]:
     if settings.wants("checkpoint.interference"):
         yield checkpoint_interference.interference(large)
     if settings.wants("checkpoint.load"):
-        yield checkpoint_load.loads(settings, large, peers)
+        plan = Plan((), 1)
+        jobs = [train(settings, plan, each) for each in subjects(settings, "large", size=1024)]
+        yield checkpoint_load.loads(settings, jobs, large, peers)

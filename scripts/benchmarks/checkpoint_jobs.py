@@ -150,8 +150,14 @@ def _end(job: Job, limit: float) -> str:
     return "" if code == 0 else why(job.output, code)
 
 
-def load(trained: Trained, cycle: int, run_name: str) -> str:
+def load(trained: Trained, cycle: int, run_name: str, *options: str) -> str:
     """Open a Session in a run, and get its state back if it has one.
+
+    Args:
+        trained: the job that wrote it.
+        cycle: number of the measurement.
+        run_name: name of the run.
+        options: more options of ``jobs/ckpt_load.py``.
 
     Returns:
         What went wrong, or nothing.
@@ -159,9 +165,10 @@ def load(trained: Trained, cycle: int, run_name: str) -> str:
     folder = trained.folder
     files = folder / "runs" / run_name / "checkpoints"
     arguments = ("--out", str(folder), "--files", str(files), "--cycle", str(cycle), *trained.subject.options)
+    arguments += options
     # The run has come to its end, and does not start again for less.
-    options = (*_QUIETLY, "--name", run_name, "--allow-new-total")
-    command = ftrun(*options).run(RANKS, "ckpt_load.py", *arguments)
+    launched = (*_QUIETLY, "--name", run_name, "--allow-new-total")
+    command = ftrun(*launched).run(RANKS, "ckpt_load.py", *arguments)
     with started(command, folder, ranks=RANKS) as job:
         return _end(job, DEADLINE)
 

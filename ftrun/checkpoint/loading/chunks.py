@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from crc32c import crc32c
 
 from ftrun.checkpoint.checksums import CHUNK
-from ftrun.checkpoint.loading.pages import make_ready
+from ftrun.checkpoint.loading.pages import is_there, make_ready
 from ftrun.checkpoint.storage.writing import behind
 
 if TYPE_CHECKING:
@@ -52,6 +52,18 @@ class Chunk:
     def stop(self) -> int:
         """First byte behind it."""
         return min(self.start + CHUNK, self.size)
+
+    def require(self, crc: int) -> None:
+        """Refuse bytes that aren't those that were committed.
+
+        Args:
+            crc: their CRC32C.
+
+        Raises:
+            Damaged: it is another one.
+        """
+        if crc != self.crc:
+            raise Damaged(f"chunk {self.number} (bytes {self.start} to {self.stop - 1}) fails its checksum")
 
 
 class Use(Protocol):
@@ -113,16 +125,34 @@ def read_chunk(descriptor: int, chunk: Chunk, uses: Sequence[Use], scratch: memo
         Damaged: it ends early, or fails its checksum. Uses have got bytes all the same.
         OSError: reading failed.
     """
+    if len(uses) == 1 and uses[0].start <= chunk.start and uses[0].stop >= chunk.stop:
+        whole = uses[0].memory(chunk.start, chunk.stop)
+        if whole is not None:
+            _read_whole(descriptor, chunk, whole)
+            return
     crc = 0
     for start, steps in _batches(_spans(chunk, uses), scratch):
+        for view, _ in steps:
+            make_ready(view)
         _fill(descriptor, start, [view for view, _ in steps], chunk)
         for view, span in steps:
             crc = crc32c(view, crc)
             if span is not None:
                 for use in span[2]:
                     use.take(span[0], view)
-    if crc != chunk.crc:
-        raise Damaged(f"chunk {chunk.number} (bytes {chunk.start} to {chunk.stop - 1}) fails its checksum")
+    chunk.require(crc)
+
+
+def _read_whole(descriptor: int, chunk: Chunk, target: memoryview) -> None:
+    """Read a chunk all of which is wanted in one place, as it is nearly always."""
+    crc, fresh = 0, not is_there(target)
+    for first in range(0, len(target), SLICE):
+        view = target[first : first + SLICE]
+        if fresh:
+            make_ready(view)
+        _fill(descriptor, chunk.start + first, [view], chunk)
+        crc = crc32c(view, crc)
+    chunk.require(crc)
 
 
 SCRATCH = SLICE + _ALIGN * _MAX_VIEWS
@@ -184,8 +214,6 @@ def _batches(spans: Iterable[_Span], scratch: memoryview) -> Iterator[tuple[int,
 
 
 def _fill(descriptor: int, start: int, views: list[memoryview], chunk: Chunk) -> None:
-    for view in views:
-        make_ready(view)
     wanted = sum(map(len, views))
     done = os.preadv(descriptor, views, start)
     while done < wanted:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ftrun.checkpoint import dtensors
-from ftrun.checkpoint.loading.in_place import empty_like
+from ftrun.checkpoint.loading.in_place import empty_like, memory_like
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -96,8 +96,10 @@ def optimizer_template(optimizer: torch.optim.Optimizer, outline: dict[str, Any]
         if not (type(index) is int and index < len(parameters) and isinstance(values, dict)):
             continue
         parameter = parameters[index]
+        mine = optimizer.state.get(parameter)
+        mine = mine if isinstance(mine, dict) else {}
         made[index] = {
-            key: empty_like(parameter, value.dtype)
+            key: memory_like(parameter, value.dtype, mine.get(key))
             for key, value in values.items()
             if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape
         }

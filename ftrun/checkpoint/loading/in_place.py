@@ -26,6 +26,32 @@ def empty_like(like: Any, dtype: torch.dtype) -> Any:
     )
 
 
+def memory_like(like: Any, dtype: torch.dtype, mine: Any) -> Any:
+    """As :func:`empty_like`, but the script's own tensor where that is laid out, and spread over ranks, as it must be.
+
+    A state that is there already is not held twice then, and its pages need not be made.
+
+    Args:
+        like: what it has to be like.
+        dtype: its type.
+        mine: what the script has in its place: a tensor, or anything.
+    """
+    return mine if _is_like(mine, like, dtype) else empty_like(like, dtype)
+
+
+def _is_like(mine: Any, like: Any, dtype: torch.dtype) -> bool:
+    spread = dtensors.is_dtensor(like)
+    if type(mine) is not (type(like) if spread else torch.Tensor) or mine.requires_grad:
+        return False
+    same = (mine.shape, mine.stride(), mine.dtype, mine.device) == (like.shape, like.stride(), dtype, like.device)
+    return same and (not spread or _is_spread_like(mine, like))
+
+
+def _is_spread_like(mine: Any, like: Any) -> bool:
+    same = (mine.device_mesh, mine.placements) == (like.device_mesh, like.placements)
+    return same and bool(dtensors.local(mine).stride() == dtensors.local(like).stride())
+
+
 def is_loaded(module: torch.nn.Module, state: Any, template: Any) -> bool:
     """Whether ``module.load_state_dict(state)`` would do nothing but copy each of its tensors to itself.
 

@@ -9,6 +9,7 @@ from typing import Any
 
 _LEAST = 2**18  # bytes that are worth the calls
 _POPULATE_WRITE = 23  # Linux 5.14 has it
+_OneByte = ctypes.c_char * 1
 
 
 @cache
@@ -19,6 +20,12 @@ def _libc() -> Any:
     return libc
 
 
+def is_there(view: memoryview) -> bool:
+    """Whether a view seems to have its memory: its first and its last whole page do."""
+    first, size = _pages(view)
+    return size > 0 and _has_page(first) and _has_page(first + size - mmap.PAGESIZE)
+
+
 def make_ready(view: memoryview) -> None:
     """Have the system give memory to a view that has none yet. Where it can't, it does so page by page later.
 
@@ -27,10 +34,18 @@ def make_ready(view: memoryview) -> None:
     """
     if len(view) < _LEAST:
         return
+    first, size = _pages(view)
+    if not _has_page(first):
+        _libc().madvise(first, size, _POPULATE_WRITE)
+
+
+def _pages(view: memoryview) -> tuple[int, int]:
+    """Address of the whole pages of a view, and their bytes."""
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (address + len(view) - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    there = ctypes.create_string_buffer(1)
-    libc = _libc()
-    if libc.mincore(first, mmap.PAGESIZE, there) == 0 and not there.raw[0] & 1:
-        libc.madvise(first, size, _POPULATE_WRITE)
+    return first, (address + len(view) - first) // mmap.PAGESIZE * mmap.PAGESIZE
+
+
+def _has_page(address: int) -> bool:
+    there = _OneByte()
+    return _libc().mincore(address, mmap.PAGESIZE, there) != 0 or bool(there.raw[0] & 1)
