@@ -12,7 +12,7 @@ from ftrun import oom
 from ftrun.contract import Every, WorkerContract
 from ftrun.errors import UsageError
 from ftrun.pulse import Pulse
-from ftrun.session import agreement, alone
+from ftrun.session import agreement
 from ftrun.session.place import Place
 from ftrun.session.process_group import default_group, device_for
 from ftrun.session.session import Session, positive
@@ -56,6 +56,8 @@ def opened(*, every: int | None = None, process_group: bool = True) -> Iterator[
                 _had.add(contract.start)
             store = agreement.connect(place, f"epoch-{contract.epoch}")
         else:
+            from ftrun.session import alone  # what a launcher's workers have no use for
+
             # Every restart under torchrun has a count of its own, so no answer of an earlier life is read.
             store = agreement.connect(place, f"alone-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
             contract = stack.enter_context(alone.leading(place, store, os.environ))

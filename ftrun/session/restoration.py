@@ -17,6 +17,7 @@ from ftrun.checkpoint.loading.stored import open_stored
 from ftrun.checkpoint.memory.tier import Tier
 from ftrun.data.iterable import others
 from ftrun.errors import CorruptCheckpoint, StateMismatch
+from ftrun.garbage import no_collections
 from ftrun.session import random_state, tracked
 from ftrun.session.callbacks import REGISTRY
 from ftrun.session.checkpoint import Checkpoint
@@ -99,7 +100,8 @@ class Restoration:
         """Measure what reading takes, and mark a checkpoint that turns out to be damaged."""
         started = time.monotonic()
         try:
-            yield
+            with no_collections():
+                yield
         except CorruptCheckpoint as error:
             # Without a launcher nobody else would, and the next start would choose it again.
             with contextlib.suppress(OSError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import hashlib
 import time
 from dataclasses import dataclass, replace
@@ -29,10 +28,11 @@ from ftrun.checkpoint.staging.slots import Slots
 from ftrun.checkpoint.staging.stager import Stager
 from ftrun.checkpoint.staging.work import is_crowded, remaining
 from ftrun.errors import CheckpointError, NotStorable
+from ftrun.garbage import no_collections
 from ftrun.session.open_saves import OpenSaves, Save
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch.distributed import Store
 
@@ -158,7 +158,7 @@ class Saver:
         Raises:
             NotStorable: something in the state, or in the data position, can't be stored.
         """
-        with _no_garbage_collection():
+        with no_collections():
             self._save(step, total, reason, collect, data)
 
     def _save(
@@ -298,18 +298,6 @@ class Saver:
         """Finish the snapshot under way, and let go of the memory. The keeper drains what is sealed without us."""
         if self._stager.close(timeout):
             self._arena.close()
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Thousands of short-lived objects are no reason to look through all the others while training waits."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _position(step: int, total: int | None, data: dict[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import tempfile
 from collections import defaultdict
@@ -23,6 +21,7 @@ from ftrun.checkpoint.loading.tiers import RootCopies, SealedCopies, before_root
 from ftrun.checkpoint.state import decode
 from ftrun.checkpoint.words import dtype_of
 from ftrun.errors import CheckpointError
+from ftrun.garbage import no_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -76,27 +75,11 @@ def open_stored(
     )
     files = Files(root, parsed, nearer, RootCopies(root, parsed, cache), memory if sealed else None)
     try:
-        with _many_objects():
+        with no_collections():
             return StoredState(files, rank, world_size, cache.close)
     except BaseException:
         cache.close()
         raise
-
-
-@contextlib.contextmanager
-def _many_objects() -> Iterator[None]:
-    """Collect no garbage for the length of a block.
-
-    What is made in it, objects by the ten thousand, all stays; looking through them again and again for cycles would
-    take longer than all else.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _places(local: Path | None, tier: Tier | None) -> list[Path]:
@@ -186,7 +169,7 @@ class StoredState:
             CorruptCheckpoint: the record, or an array in the part, is damaged.
             CheckpointError: a file can't be read.
         """
-        with _many_objects():
+        with no_collections():
             return self._outline(self._rank, kind, name)
 
     def others(self, kind: str, name: str) -> Iterator[Any]:
@@ -217,7 +200,7 @@ class StoredState:
             CorruptCheckpoint: bytes are missing or differ from what was committed.
             CheckpointError: a file can't be read.
         """
-        with _many_objects():
+        with no_collections():
             return self._fill(outline, template)
 
     def _fill(self, outline: Any, template: Any) -> Any:
