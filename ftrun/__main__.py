@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -33,6 +34,11 @@ def main() -> None:
         _end_before_torch_does(end.code)
         raise
     except Exception as error:  # a mistake of ftrun's own, which is shown in full
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            # Wherever a path is first looked at: of the script, the job file, a root, a run that is asked for.
+            print(f"ftrun: {error.filename}: no file can have so long a name; give a shorter one", file=sys.stderr)
+            _end_before_torch_does(2)
+            raise SystemExit(2) from None
         _end_before_torch_does(1, error)
         raise
 

@@ -172,6 +172,18 @@ def test_everything_else_is_for_run(line: str, said: str) -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "line", ["{}.py", "--set checkpoint.root=/tmp/{} train.py", "status {}", "ckpt ls {}", "cache ls --root {}"]
+)
+def test_a_name_that_no_file_can_have(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.py").touch()
+    command = [sys.executable, "-m", "ftrun", *line.format("a" * 300).split()]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(r"ftrun: \S+: no file can have so long a name; give a shorter one\n", ended.stderr)
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]
+
+
 def test_a_script_that_is_called_like_a_misspelt_command() -> None:
     Path("statu").write_text("")
     assert ftrun("--dry-run", "statu").exit_code == 0

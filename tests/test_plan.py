@@ -273,6 +273,16 @@ def test_what_nodes_meet_by_is_checked_before_anything_starts(
     make(f"{meet} --rdzv-conf lost_timeout=3,timeout=9,quorum=Yes train.py")
 
 
+@pytest.mark.parametrize("nnodes", ["0", "3:2", "2:", ":2", "1:2:3", "x:y", "-1", "1.5", ""])
+def test_a_number_of_nodes_that_is_none_is_refused_before_anything_starts(
+    make: Callable[..., LaunchPlan], nnodes: str
+) -> None:
+    said = refusal(make, f"--nnodes={nnodes} --rdzv-endpoint localhost:29400 --name x train.py")
+    assert said == f"--nnodes {nnodes}: write a number of nodes such as 4, or the least and the most such as 2:4."
+    assert said in refusal(make, f"--nnodes={nnodes} --rdzv-backend c10d train.py")
+    make("--nnodes 02:4 --rdzv-endpoint localhost:29400 --name x train.py")
+
+
 def test_an_endpoint_that_is_none_is_refused_before_anything_starts(make: Callable[..., LaunchPlan]) -> None:
     said = refusal(make, "--nnodes 1:2 --rdzv-endpoint a:b --name x train.py")
     assert said.startswith("--rdzv-endpoint 'a:b' is no address")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -105,4 +106,6 @@ def told() -> Iterator[None]:
     except FtrunError as error:
         fail(error)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise  # what was typed: said as everywhere
         fail(CheckpointError(f"{error}; check the storage and its permissions"))

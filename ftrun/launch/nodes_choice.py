@@ -9,7 +9,7 @@ from ftrun.errors import UsageError
 from ftrun.rendezvous import endpoint, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ftrun.config.origins import Resolved
 
@@ -42,8 +42,23 @@ def may_be_several(launch: Mapping[str, Resolved]) -> bool:
     return str(launch["nnodes"].value) not in ("1", "1:1")
 
 
+def number_of_nodes(nnodes: str) -> tuple[int, int]:
+    """The least and the most nodes, of ``--nnodes``.
+
+    Raises:
+        UsageError: it is no number of nodes.
+    """
+    given = re.fullmatch(r"0*([1-9][0-9]{0,8})(?::0*([1-9][0-9]{0,8}))?", nnodes.strip())
+    least, most = (int(given[1]), int(given[2] or given[1])) if given else (0, 0)
+    if not 0 < least <= most:
+        raise UsageError(
+            f"--nnodes {nnodes}: write a number of nodes such as 4, or the least and the most such as 2:4."
+        )
+    return least, most
+
+
 def require_usable(launch: Mapping[str, Resolved]) -> None:
-    """See that ftrun's own rendezvous can use what it is given, before anything is started.
+    """See that what says how nodes meet can be used, before anything is started.
 
     Raises:
         UsageError: it can't; the message says what to change.
@@ -54,12 +69,14 @@ def require_usable(launch: Mapping[str, Resolved]) -> None:
 
 
 def unusable(launch: Mapping[str, Resolved]) -> dict[str, str]:
-    """What ftrun's own rendezvous has against options, by their names; nothing where nodes meet through another."""
+    """What is wrong with options that say how nodes meet, by their names; of another rendezvous only their number."""
     problems = {}
-    checks = {"rdzv_endpoint": endpoint.parse_list, "rdzv_conf": settings.check}
-    for name, check in checks.items() if is_ours(launch) and not launch["standalone"].value else ():
+    checks: dict[str, Callable[[str], object]] = {"nnodes": number_of_nodes}
+    if is_ours(launch) and not launch["standalone"].value:
+        checks |= {"rdzv_endpoint": endpoint.parse_list, "rdzv_conf": settings.check}
+    for name, check in checks.items():
         try:
-            if value := launch[name].value:
+            if (value := launch[name].value) or name == "nnodes":
                 check(str(value))
         except UsageError as error:
             problems[name] = str(error)

@@ -14,6 +14,7 @@ from ftrun.health.standing import Rules, State
 from ftrun.launch import nodes_patience
 from ftrun.launch.failures import against_node
 from ftrun.launch.holding_back import HoldingBack
+from ftrun.launch.nodes_choice import number_of_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -49,7 +50,7 @@ def open_memory(plan: LaunchPlan, report: Callable[[str], None], note: Note | No
         report: is told in words what is decided, on a thread of its own.
         note: is given the same as entries, each with the host that it is about; on that thread.
     """
-    least = int(str(plan.launch["nnodes"].value).partition(":")[0])
+    least, _ = number_of_nodes(str(plan.launch["nnodes"].value))
     about = About(plan.node_name, rules(plan.job.config.health.nodes), least)
     memory = NodeMemory(NodesFile(plan.run_dir.nodes, report), about, report, note=note)
     return Remembering(memory, about, report)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftrun.errors import UsageError
 from ftrun.launch.nodes_address import of_interface
-from ftrun.launch.nodes_choice import BACKEND
+from ftrun.launch.nodes_choice import BACKEND, number_of_nodes
 
 if TYPE_CHECKING:
     import argparse
@@ -67,7 +67,7 @@ def settle(plan: LaunchPlan) -> TorchSettings:
     if workers > 1:
         # What torch does next anyway, with a warning of six lines.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    ranks = workers * _most_nodes(str(namespace.nnodes))
+    ranks = workers * number_of_nodes(str(namespace.nnodes))[1]
     if beyond := [fault.rank for fault in plan.contract.faults if fault.rank >= ranks]:
         raise UsageError(f"faults: there is no rank {beyond[0]} among {ranks}; ranks go from 0 to {ranks - 1}.")
     own_files = all(plan.launch[name].origin == "default" for name in _LOG_OPTIONS)
@@ -93,25 +93,6 @@ def settle(plan: LaunchPlan) -> TorchSettings:
         parkable=not bare,
         notes=_notes(workers, bare=bare and not namespace.no_python),
     )
-
-
-def _most_nodes(nnodes: str) -> int:
-    """How many nodes there may be.
-
-    Raises:
-        UsageError: it is no number of nodes.
-    """
-    from torch.distributed.run import parse_min_max_nnodes
-
-    try:
-        least, most = parse_min_max_nnodes(nnodes)
-    except (ValueError, RuntimeError):
-        least, most = 0, 0
-    if not 0 < least <= most:
-        raise UsageError(
-            f"--nnodes {nnodes}: write a number of nodes such as 4, or the least and the most such as 2:4."
-        )
-    return int(most)
 
 
 def _ignored(name: str) -> bool:
