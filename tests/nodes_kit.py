@@ -87,8 +87,13 @@ class Launcher:
             os.environ.pop(VARIABLE, None)
 
     def kill_keeper(self) -> None:
+        """Kill it, and wait for its end: until then it may go on, and holds what it holds."""
         for pid in self.keeping.pids():
             kill_tree(pid)
+        copies = self.keeping._copies
+        for keeper in (self.keeping._keeper, copies._adopted if copies is not None else None):
+            if keeper is not None and keeper._process is not None:
+                keeper._process.wait(10)
 
     def close(self) -> None:
         """Leave no process and no socket."""
@@ -96,9 +101,6 @@ class Launcher:
             return
         self.kill_keeper()
         copies = self.keeping._copies
-        for keeper in (self.keeping._keeper, copies._adopted if copies is not None else None):
-            if keeper is not None and keeper._process is not None:
-                keeper._process.wait(10)
         if copies is not None:
             copies._socket.close()
             self.tier.copies.remove()

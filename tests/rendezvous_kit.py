@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from conftest import held_port
 
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.handler import Handler
@@ -35,9 +36,8 @@ class Meeting:
     """Nodes that meet at a port of their own. The first one hosts."""
 
     def __init__(self, least: int, most: int, **more: Any) -> None:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
+        self._held = contextlib.ExitStack()  # also while nobody listens there, lest another test is given it
+        port = self._held.enter_context(held_port())
         self.settings = Settings(
             endpoint.Endpoint("localhost", port),
             "a-run",
@@ -67,6 +67,7 @@ class Meeting:
         for each in reversed(self.nodes):
             each.shutdown()
         self.pool.shutdown()
+        self._held.close()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch.distributed as dist
+from conftest import held_port
 
 from ftrun.errors import AgreementTimeout, UsageError
 from ftrun.session.agreement import Agreement, Instruction, connect, steps_ahead
@@ -208,11 +209,11 @@ def test_a_group_of_one_has_no_store() -> None:
     assert connect(Place(), "test") is None
 
 
-def test_nobody_at_the_address_is_an_error(server: dist.TCPStore) -> None:
-    free = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False).port  # and gone again
-    where = Place(1, 2, 1, 2, store_host="127.0.0.1", store_port=free, agent_store=True)
-    with pytest.raises(AgreementTimeout, match=f"rank 1 can't reach the store of its group at 127.0.0.1:{free}"):
-        connect(where, "test", deadline=dt.timedelta(seconds=1))
+def test_nobody_at_the_address_is_an_error() -> None:
+    with held_port() as port:  # where nobody listens
+        where = Place(1, 2, 1, 2, store_host="127.0.0.1", store_port=port, agent_store=True)
+        with pytest.raises(AgreementTimeout, match=f"rank 1 can't reach the store of its group at 127.0.0.1:{port}"):
+            connect(where, "test", deadline=dt.timedelta(seconds=1))
 
 
 def test_without_a_group_and_a_launcher_nobody_is_waited_for(server: dist.TCPStore) -> None:

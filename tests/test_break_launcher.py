@@ -55,8 +55,11 @@ def test_a_snapshot_whose_record_rotted_in_memory_gives_way_to_an_older_checkpoi
     started = runner.start("-c", file, *command, "--pause", "0.3")
     root = Root.open(runner.run_dir("rot").checkpoints)
     eventually(lambda: reader.attempts(root), 90, "a first checkpoint")
-    slot, seal = eventually(lambda: newest(tier, above=4), 60, "a later snapshot")
+    eventually(lambda: newest(tier, above=4), 60, "a later snapshot")
     kill_everything(started, tier)
+    found = newest(tier, above=4)  # until it was killed it may have taken another one
+    assert found is not None
+    slot, seal = found
     content = bytearray(slot.record.read_bytes())
     content[len(content) // 2] ^= 1
     slot.record.write_bytes(content)

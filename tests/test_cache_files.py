@@ -10,17 +10,18 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cache_kit import Place, content, read
+from cache_kit import QUICK, Place, content, read
 from conftest import eventually
 
-from ftrun.data.cache import filesystems, names, settings
+from ftrun.data.cache import claims, filesystems, names, settings
 from ftrun.data.cache.files import CachedFiles
 from ftrun.data.cache.layout import Layout
 from ftrun.data.cache.pages import Page, node_counters
-from ftrun.data.cache.records import CachedObject, Listing
+from ftrun.data.cache.records import CachedObject, Listing, Patience
 from ftrun.data.cache.room import Room
 from ftrun.errors import UsageError
 
@@ -121,7 +122,7 @@ def test_the_copy_of_an_earlier_run_is_used_when_the_remote_is_away(place: Place
     read(place.files(), url)
     place.faults(hang="info")
     with pytest.warns(RuntimeWarning, match="unchecked"):
-        assert read(place.files(), url) == b"here"
+        assert read(place.files(patience=replace(QUICK, timeout=0.2)), url) == b"here"
     place.well()
 
 
@@ -239,14 +240,18 @@ def test_eviction_by_known_use(place: Place) -> None:
     assert [each.url for each in files.cached()] == [urls[9]]
 
 
-def test_threads_of_one_process_fetch_once(place: Place) -> None:
+def test_threads_of_one_process_fetch_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     url = place.put("a", content(1, 100_000))
-    place.faults(latency=0.1)
-    files = place.files()
+    waits, wait = [], claims._wait
+    monkeypatch.setattr(claims, "_wait", lambda *given: (waits.append(given), wait(*given))[1])
+    place.faults(hang="read")
+    files = place.files(patience=Patience())
     found: list[bytes] = []
     threads = [threading.Thread(target=lambda: found.append(read(files, url))) for _ in range(8)]
     for thread in threads:
         thread.start()
+    eventually(lambda: len(waits) == 7, 20, "all others to wait")  # whoever comes when it is there doesn't
+    place.well()
     for thread in threads:
         thread.join(20)
     assert found == [content(1, 100_000)] * 8
@@ -468,7 +473,6 @@ def test_a_spec_is_json_and_means_the_same(place: Place) -> None:
 
 def test_what_was_written_before_the_machine_went_down_is_read_before_it_is_trusted(place: Place) -> None:
     from ftrun.data.cache.node import Plan, start
-    from ftrun.data.cache.records import Patience
     from ftrun.data.cache.remote import Remote
 
     urls = [place.put("torn", b"good"), place.put("whole", b"fine")]

@@ -198,6 +198,7 @@ def test_the_limit_is_never_overshot(place: Place) -> None:
         most = max(most, place.size() if (place.home / "gc.lock").exists() else 0)
         time.sleep(0.05)
     assert [process.returncode for process in started] == [0, 0, 0]
+    most = max(most, place.size())  # they may have been too quick to be seen
     assert limit / 2 < most <= limit * 1.05
     assert place.sum() == place.size()
 

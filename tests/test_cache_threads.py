@@ -18,8 +18,8 @@ from ftrun.data.cache.threads import Threads
 def nothing() -> None: ...
 
 
-def alive() -> int:
-    return sum(each.name == "ftrun-remote" for each in threading.enumerate())
+def alive() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "ftrun-remote"}
 
 
 def test_a_thread_makes_one_call_after_the_other() -> None:
@@ -70,7 +70,7 @@ def test_idle_threads_end_and_hold_nothing_meanwhile() -> None:
     patient.ask(threads, functools.partial(id, thing), 5)
     del thing
     eventually(lambda: gone() is None, 10)
-    eventually(lambda: alive() == before, 10)
+    eventually(lambda: alive() <= before, 10)  # those of other tests end meanwhile
     assert patient.ask(threads, lambda: 7, 5) == 7
 
 

@@ -87,6 +87,12 @@ def test_a_refusal_that_is_final_is_told_from_others(tmp_path: Path, final: bool
 def test_a_slow_storage_costs_training_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "_PATIENCE", 0.05)
     monkeypatch.setattr(checkpoints, "_FREE_SECONDS", 0.1)
+    now = [0.0]  # a clock of its own: one long sleep of a busy machine would use up what there is for all waits
+
+    def sleep(_seconds: float) -> None:
+        now[0] += 2**-7
+
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     saver = Saver()
     made = checkpoints_of(saver, tmp_path)
     looks = []

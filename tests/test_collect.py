@@ -129,6 +129,7 @@ def test_a_rank_that_dies_while_it_is_asked(children: Children) -> None:  # noqa
     process, directory = children.worker(
         "faulthandler.unregister(45); signal.signal(45, lambda *_: os._exit(3)); ready(); time.sleep(60)"
     )
+    in_state(process.pid, "S")  # it says that it is ready a moment before it sleeps
     (rank,) = collect(rank_of(process, directory))
     assert (rank.state, rank.stack) == ("S", ())
     assert process.wait(10) == 3

@@ -6,6 +6,7 @@ committed. The runs under the launcher, with real kills, are at the end.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -285,7 +286,8 @@ def test_a_killed_rank_and_a_killed_job_under_the_launcher(runner: Runner) -> No
     first = runner.start("--nproc", "2", "--name", "job", write(runner, SCRIPT, workers=1, total=TOTAL, pace=0.1))
     one, two = dice.randrange(2, 5), dice.randrange(6, 9)
     eventually(lambda: max(trained(runner.cwd), default=(0, 0))[0] >= one, 60, "steps before the first kill")
-    os.kill(pids_of_ranks(runner)[dice.randrange(2)], signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # on a machine with no time for us the run may be over
+        os.kill(pids_of_ranks(runner)[dice.randrange(2)], signal.SIGKILL)
     eventually(lambda: max(trained(runner.cwd), default=(0, 0))[0] >= two, 60, "steps before the second kill")
     kill_tree(first.process.pid)
     first.process.wait(20)

@@ -87,13 +87,16 @@ def test_a_snapshot_outlives_workers_that_are_all_killed_once_it_is_sealed(runne
     script = SCRIPTS / "sealed.py"
     expected = runner.run("--nproc", "2", "--name", "calm", script, timeout=100)
     assert expected.code == 0, expected
-    # Slow enough that the commit of step 4 can't be there when the ranks die, one step after it was taken.
+    # Slow enough that the commit of step 4 can't be there when the ranks die, one step after it was taken: in that one
+    # they wait for its seal.
     file = job(
         runner,
         "checkpoint: {drain_limit: 500kB}\n"
         "faults: [{at_step: 6, rank: 0, do: kill}, {at_step: 6, rank: 1, do: kill}]\n",
     )
-    result = runner.run("-c", file, "--nproc", "2", "--name", "killed", script, "--pause", "0.5", timeout=100)
+    result = runner.run(
+        "-c", file, "--nproc", "2", "--name", "killed", script, "--pause", "0.5", "--sealed", "4", timeout=100
+    )
     assert result.code == 0, result
     assert result.out == expected.out
     _, second = of(runner, "killed", events.AttemptStarted)

@@ -145,9 +145,8 @@ def test_it_goes_on_where_the_launcher_says_with_other_ranks_as_far_as_the_old_o
         put_json(told.directory.resume, resume)
         eventually(lambda: all_of_it <= set(remote.reads()), WAIT, "the next attempt's shares")
         eventually(lambda: remote.shown(where.run_dir).get("steps_ahead") == 3.0, WAIT, "the end of its work")
-    with filler(told.directory, remote):  # one that knows the old attempt by its page alone
-        pid = remote.shown(where.run_dir)["pid"]
-        eventually(lambda: remote.shown(where.run_dir)["pid"] not in (0, pid), WAIT, "another filler")
+    with filler(told.directory, remote) as another:  # one that knows the old attempt by its page alone
+        eventually(lambda: remote.shown(where.run_dir)["pid"] == another.pid, WAIT, "another filler")
         eventually(lambda: remote.shown(where.run_dir)["steps_ahead"] == 3.0, WAIT, "the end of its work, again")
     assert remote.reads() == dict.fromkeys(all_of_it, 1)
 
@@ -207,9 +206,9 @@ def test_a_remote_that_fails_is_not_asked_all_the_time_and_files_that_are_gone_a
         assert shown
         time.sleep(1.5)
         assert len(remote.requests("read")) <= 16 + 6  # a file for each thread, and then one at a time
-        remote.well()
         for number in (3, 4):
             (remote.remote / f"f{number:04d}.bin").unlink()
+        remote.well()  # only now: it must not fetch them before
         there = {f"f{number:04d}.bin" for number in range(32)} - {"f0003.bin", "f0004.bin"}
         eventually(lambda: len(list(remote.files().cached())) >= len(there), 60, "all that is left")
         eventually(lambda: remote.shown(where.run_dir)["missing"] == 2, WAIT, "two files gone")

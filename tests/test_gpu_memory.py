@@ -94,16 +94,16 @@ def test_the_wait_ends_when_the_last_one_is_gone(node: Node) -> None:
 
 def test_the_wait_has_a_limit(node: Node) -> None:
     node.pids.write_text("77\n12\n11\n")
-    seconds, still_there, reason, _ = node.answer(0.75, 11, 12, 13)
-    assert (still_there, reason) == ([11, 12], "not within 0.75 s")
-    assert seconds >= 0.75
+    seconds, still_there, reason, _ = node.answer(3.0, 11, 12, 13)  # within it a process has to start
+    assert (still_there, reason) == ([11, 12], "not within 3 s")
+    assert seconds >= 3.0
 
 
 def test_a_driver_that_hangs_is_left_alone(node: Node) -> None:
-    waiting = node.ask(1.0, 11, FAKE_HANGS="1")
+    waiting = node.ask(3.0, 11, FAKE_HANGS="1")
     (child,) = eventually(lambda: children_of(waiting.pid))
     out, _ = waiting.communicate(timeout=60)
-    assert json.loads(out)[1:3] == [[], "not within 1 s: NVML doesn't answer"]
+    assert json.loads(out)[1:3] == [[], "not within 3 s: NVML doesn't answer"]
     assert not Path(f"/proc/{child}").exists()
 
 

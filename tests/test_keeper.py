@@ -206,8 +206,9 @@ def test_snapshots_replaced_from_under_the_keeper_are_whole_or_not_committed(nod
         node.seal(attempt)
         keeper.wake()
         before = attempt
+    # Before it is asked to end: it would call a snapshot lost that it is only then told of as replaced.
+    assert node.outcome(attempts[-1]).committed
     assert keeper.finish(20)
-    assert attempts[-1] in node.committed()
     for attempt in node.committed():
         node.assert_whole(attempt)
     said = {each.checkpoint for each in node.events() if isinstance(each, events.Committed)}
@@ -234,7 +235,8 @@ def test_storage_that_is_away_delays_commits_and_nothing_else(nodes: Make, tmp_p
         node.seal(attempt, number % 2)
         keeper.wake()
         eventually(lambda: node.is_free(attempt), what="a free slot")  # noqa: B023
-    progress = eventually(lambda: (each := Progress.read(node.tier)) and each.waiting and each)
+    # A slot is given back by one thread, and progress shown by another, which may be behind.
+    progress = eventually(lambda: (each := Progress.read(node.tier)) and each.waiting and each.queued == 2 and each)
     assert (progress.attempt, progress.stage, progress.queued) == (A, "root", 2)
     assert "Not a directory" in progress.waiting or "exists" in progress.waiting
     obstacle.unlink()
@@ -463,7 +465,7 @@ def test_a_keeper_that_dies_again_and_again_is_started_less_and_less_often(
     node.keepers.append(keeper)
     pids = set()
     deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline or len(pids - {None}) < 2:  # a busy machine may need longer for the first death
         keeper.ensure()
         pids.add(keeper.pid)
         time.sleep(0.01)
@@ -483,6 +485,8 @@ def test_a_stopped_keeper_is_replaced_when_there_is_work(nodes: Make) -> None:
     assert first is not None
     os.kill(first, signal.SIGSTOP)
     node.seal(A)
+    eventually(lambda: keeper.ensure() or keeper.pid not in (None, first), what="another keeper")
+    keeper._stalled_after = 60.0  # the other one may need longer than that for its start
     assert node.outcome(A).committed
     assert keeper.pid != first
     assert not psutil.pid_exists(first)
@@ -493,7 +497,9 @@ def test_the_next_launchers_keeper_waits_for_the_one_before(nodes: Make) -> None
     node.begin()
     node.seal(A)
     before = node.keeper("done:hang")
-    eventually((node.tier.path / "keeper.beat").exists)
+    slot = node.tier.slots(0)[0]
+    # Its first beat comes before it looks whose the tier is: one that has begun nothing by then makes way.
+    eventually(lambda: slot.is_marked(slot.draining, A), what="a keeper at work")
     after = node.keeper()
     assert after.pid is not None
     waiting = psutil.Process(after.pid)
@@ -589,13 +595,14 @@ def finishes(node: Node, pid: int) -> None:
 def test_it_outlives_a_launcher_that_is_killed_to_finish(nodes: Make) -> None:
     node = nodes(world=2)
     node.begin()
-    process, pid = launcher(node)
+    process, pid = launcher(node, "draining:raise*5")  # so that there is something to finish
     try:
         eventually((node.tier.path / "keeper.beat").exists)
-        process.kill()
-        process.wait(10)
+        # Not after the kill: a keeper that has nothing to do by then ends a second later, with its tier.
         node.seal(A)
         node.seal(B, 1, ranks=(0,))
+        process.kill()
+        process.wait(10)
         finishes(node, pid)
     finally:
         kill_tree(pid)

@@ -99,8 +99,8 @@ def test_a_disk_that_fills_up_at_any_step(nodes: Make, point: str, tmp_path: Pat
     assert node.committed() == []
     if point != "manifest":  # nobody has vouched for its files: they make room
         eventually(lambda: not node.root.files(AttemptName.of(A)), what="room")
+    node.close_keepers()  # first: this one would give B up as well, after half a second
     node.seal(B)
-    node.close_keepers()
     node.keeper()
     assert node.outcome(B).committed
 

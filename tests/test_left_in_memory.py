@@ -50,8 +50,8 @@ def test_a_finished_run_whose_last_state_is_in_memory_alone_asks_to_be_started_a
     (runner.cwd / "last.py").write_text(SCRIPT)
     run_dir = runner.run_dir("last")
     tier = Tier.of(run_dir.path, 0)
-    command = ("--name", "last", "--nproc", "1", "--set", "signals.grace=300ms", "last.py")
-    left = runner.run(*command)
+    command = ("--name", "last", "--nproc", "1", "last.py")
+    left = runner.run("--set", "signals.grace=300ms", *command)  # it would be waited for in vain
     assert left.code == 75, left
     assert f"a snapshot is not committed yet: it stays in {tier.path}" in left.err
     assert "the same command goes on" in left.err

@@ -15,11 +15,18 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 JOB = """
-import sys, time, torch, ftrun
+import os, sys, time, torch, ftrun
+from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from ftrun.checkpoint.memory.tier import Tier
+from ftrun.contract import WorkerContract
+
+def sealed(step):
+    tier = Tier(Path(WorkerContract.from_environment(os.environ).tier))
+    return any((seal.step, seal.rank) == (step, dist.get_rank()) for _, seal in tier.sealed())
 
 @ftrun.entrypoint(every=4)
 def main(ft):
@@ -35,6 +42,8 @@ def main(ft):
         optimizer.zero_grad()
         model(torch.full((4, 512), (step + 1) / 50)).square().mean().backward()
         optimizer.step()
+        while step == 4 and not sealed(4):  # by another thread; the kill comes before the next step
+            time.sleep(0.01)
         time.sleep(0.3)
 
 main()
@@ -44,9 +53,9 @@ main()
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
 def test_no_step_before_the_last_snapshot_is_done_again(runner: Runner, layout: str) -> None:
     (runner.cwd / "train.py").write_text(JOB)
-    # Its three megabytes take half a minute to commit.
+    # Its three megabytes take minutes to commit.
     (runner.cwd / "job.yaml").write_text(
-        "checkpoint: {drain_limit: 100kB}\nstandby: {enabled: false}\nfaults: [{at_step: 6, rank: 1, do: kill}]\n"
+        "checkpoint: {drain_limit: 20kB}\nstandby: {enabled: false}\nfaults: [{at_step: 6, rank: 1, do: kill}]\n"
     )
     runner.start("-c", "job.yaml", "--nproc", "2", "--name", "job", "train.py", layout)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,9 +32,9 @@ started = time.monotonic()
 class Others:
     def stands_still(self, where): print("others:", where or "it goes on", flush=True)
     def left_behind(self): return "they went on" if time.monotonic() - started > float(sys.argv[2]) else ""
-    def end_workers(self): print("workers are ended", flush=True)
+    def end_workers(self): print("workers are ended", time.monotonic(), flush=True)
     def code(self): return 75
-    def leave(self, where): print("goodbye", flush=True); time.sleep(100)
+    def leave(self, where): print("goodbye", time.monotonic(), flush=True); time.sleep(100)
 
 main_thread._LEAVE_SECONDS = 0.5
 with Watchdog(lambda text: print(text, flush=True), 0.3) as watchdog:
@@ -58,9 +58,9 @@ class Program:
         eventually(lambda: word in self.out.read_text(), 20, f"{word!r}")
 
     def said(self, word: str) -> float:
-        """When it did."""
-        self.says(word)
-        return time.monotonic()
+        """When it did, by its own word: this process may have had no processor then."""
+        whole = re.compile(rf"^{word} (\S+)\n", re.MULTILINE)
+        return float(eventually(lambda: whole.search(self.out.read_text()), 20, f"{word!r}")[1])
 
 
 @pytest.fixture
@@ -136,10 +136,10 @@ def test_a_watchdog_that_sees_nothing_says_nothing() -> None:
 import resource, time
 from ftrun.launch.main_thread import Watchdog
 
-with Watchdog(print, 0.1):
+with Watchdog(print, 1.0):  # not to be reached by a first sleep that takes longer than it should
     time.sleep(0.05)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # it can open nothing any more
-    time.sleep(0.6)
+    time.sleep(1.5)
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
     assert found.stdout == ""

@@ -90,7 +90,8 @@ class Launchers:
     def start(self, *numbers: int, more: tuple[str, ...] = (), changed: dict[str, str] | None = None) -> None:
         root = str(Path(__file__).parents[1])
         env = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **(changed or {})}
-        where = ("--rdzv-endpoint", "node1:29400", "--rdzv-conf", "last_call_timeout=3")
+        # However late one of them comes on a busy machine, the first round has all of them.
+        where = ("--rdzv-endpoint", "node1:29400", "--rdzv-conf", "last_call_timeout=30")
         for number in numbers:
             words = (sys.executable, "-m", "ftrun", *where, *self.options, *more, "--rdzv-id", "together", "train.py")
             self.process[number] = self.net.node(number).start(*words, cwd=self.directory, env=env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -63,5 +64,7 @@ def test_who_failed_first_where_clocks_are_apart(tmp_path: Path) -> None:
     at = [each["at"] for each in (killed, victim) if each["at"]]
     assert max(at) - min(at) < 5
     report = (directory / "report.md").read_text()
-    assert "the clock of node2 is 20.0" in report
+    said = re.search(r"the clock of node2 is (\d+\.\d+) s ahead of that of node1", report)
+    assert said is not None, report
+    assert abs(float(said[1]) - 20) < 0.1  # it may be 19.999 as well
     assert "| node2 |" in report

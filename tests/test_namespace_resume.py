@@ -69,7 +69,7 @@ def test_what_lies_in_two_memories_survives_a_rank_and_its_copy_a_node(tmp_path:
         "faults=[{at_step: 22, rank: 1, do: kill}]",
     )
     options = ("--name", "split", *(word for each in sets for word in ("--set", each)))
-    meet = ("--nnodes", "1:2", "--nproc", "1", "--rdzv-endpoint", "node1:29400", "--rdzv-conf", "last_call_timeout=3")
+    meet = ("--nnodes", "1:2", "--nproc", "1", "--rdzv-endpoint", "node1:29400", "--rdzv-conf", "last_call_timeout=30")
     command = [FTRUN, *options, *meet, "--rdzv-id", "split", SCRIPTS / "two_memories.py"]
     environment = {
         "PYTHONPATH": str(NO_COMPILER),

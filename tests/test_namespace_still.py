@@ -33,7 +33,7 @@ def test_a_launcher_that_hangs_in_the_file_system_does_not_hold_up_the_others(tm
     # The workers themselves have nothing to do with that directory, and would go on for ever.
     with HungMount(real, tmp_path / "mount") as mount, Net(3) as net:
         job = Job(
-            net, command("2:3", SILENT, "--out", tmp_path, conf=",stall_timeout=1.5"), tmp_path, environment(tmp_path)
+            net, command("2:3", SILENT, "--out", tmp_path, conf=",stall_timeout=4"), tmp_path, environment(tmp_path)
         )
         job.start(1, 3, more=("--run-dir", str(real / "run"), *root))
         job.start(2, more=("--run-dir", str(mount.path / "run"), *root))

@@ -114,12 +114,12 @@ def test_a_spare_fills_its_cache_and_an_excluded_node_saves_before_it_leaves(
     (runner.cwd / "train.py").write_text(text)
     _go(runner, 3)
     with held_port() as port:
+        # Each comes when the one before has its seat: who is faster is no matter of who was started first.
         first = _node(runner, remote, port, "a")
-        eventually((runner.cwd / f"runs/.pair@{HOST}.lock").exists, 60, "the first launcher")
+        eventually((runner.cwd / "runs/pair/rendezvous/leader.json").exists, 60, "the first launcher")
         second = _node(runner, remote, port, "b")
-        eventually((runner.cwd / f"runs/.pair@{HOST}#2.lock").exists, 60, "the second launcher")
-        third = _node(runner, remote, port, "c")
         eventually(lambda: sum(each["step"] == 3 for each in _lines(runner)) == 2, 60, "three steps of two nodes")
+        third = _node(runner, remote, port, "c")
 
         # It has no seat, and fetches what the last rank reads.
         eventually(lambda: len(_fetched(runner, "c")) > 80, 60, "what the spare has fetched")

@@ -32,7 +32,7 @@ from ftrun.health.history import Admitted, By, Excluded
 from ftrun.health.marks import Mark, Sign
 from ftrun.health.memory import About, NodeMemory
 from ftrun.health.nodes_file import NodesFile
-from ftrun.launch import nodes_clock, nodes_end, supervise
+from ftrun.launch import nodes_clock, nodes_end, nodes_story, supervise
 from ftrun.launch.evidence import joined, parts, postmortem
 from ftrun.launch.evidence.collect import Collector, LiveRank, Sources
 from ftrun.launch.evidence.kernel_log import KernelLog
@@ -448,7 +448,10 @@ def test_the_first_node_of_the_next_round_puts_all_parts_together(launchers: lis
     assert facts(run_dir, 1)["joined"]
 
 
-def test_who_ends_a_run_waits_a_moment_for_the_others(launchers: list[Launcher], run_dir: RunDir) -> None:
+def test_who_ends_a_run_waits_a_moment_for_the_others(
+    launchers: list[Launcher], run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_story, "_PARTS_SECONDS", SECONDS)  # theirs take longer on a busy machine
     one, two, three = launchers
     three.decides(1, STOP)
     late = threading.Timer(0.2, lambda: [each.gives_way(1, "node3: it broke") for each in (one, two)])
@@ -574,7 +577,8 @@ class Said:
 
 
 def test_a_wait_in_vain_is_told_and_may_be_tried_again() -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=dt.timedelta(seconds=0.2))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=dt.timedelta(seconds=SECONDS))
+    store.set_timeout(dt.timedelta(seconds=0.2))  # to connect may take longer
     with pytest.raises(DistStoreError) as raised:
         store.get("ftrun/past/1")
     console: Any = Said()

@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 
 from ftrun.contract import WorkerContract
 from ftrun.launch.logs import RunLogs
+from ftrun.launch.output import pump as output_pump
 from ftrun.launch.output import routes as output_routes
 from ftrun.launch.output import source as output_source
 from ftrun.launch.output.backlog import Backlog
@@ -446,7 +447,11 @@ def test_a_progress_bar_and_a_prompt_of_the_only_rank_are_there_at_once(start: A
     assert job.log(0) == b"\r 50%"
 
 
-def test_lines_of_ranks_dont_mix_and_a_line_that_stands_is_shown(start: Any, pipes: Console) -> None:
+def test_lines_of_ranks_dont_mix_and_a_line_that_stands_is_shown(
+    start: Any, pipes: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A rank that gets no processor within a line for as long as is usual has that line shown in two pieces.
+    monkeypatch.setattr(output_pump, "_HOLD", 2.0)
     program = (
         "import sys, time\n"
         "for i in range(400):\n"
@@ -528,7 +533,7 @@ def test_tee_and_filters_of_torchrun(start: Any, pipes: Console, tmp_path: Path)
 def test_a_reader_that_stands_still_holds_up_nobody(start: Any, pipes: Console) -> None:
     job = start(pipes, "import sys\nfor i in range(200_000): sys.stdout.write(f'line {i:020d}\\n')")
     job.wait()
-    job.output.close(1)
+    assert job.output.close(10)
     expected = b"".join(b"line %020d\n" % i for i in range(200_000))
     assert job.log(0) == expected
     eventually(lambda: len(pipes.read()) == len(expected), 20, "the rest")
@@ -579,8 +584,10 @@ print([os.isatty(fd) for fd in (1, 2)], os.get_terminal_size(1), os.get_terminal
 def test_on_a_terminal_a_worker_finds_a_terminal_of_that_size(start: Any, terminal: Console) -> None:
     job = start(
         terminal,
-        ASK + "before = os.get_terminal_size(1)\n"
-        "while os.get_terminal_size(1) == before: time.sleep(0.01)\n"
+        # Looked at before the first line, which is the sign to change it.
+        "import os\nbefore = os.get_terminal_size(1)\n"
+        + ASK
+        + "while os.get_terminal_size(1) == before: time.sleep(0.01)\n"
         "print('now', os.get_terminal_size(2))",
     )
     eventually(lambda: b"\n" in terminal.read(), 20, "the first line")

@@ -112,12 +112,13 @@ def test_one_who_asks_when_another_is_ahead_by_a_save_is_met_at_the_one_after(st
 
 def test_whoever_comes_late_finds_the_same_verdict(caplog: pytest.LogCaptureFixture) -> None:
     store = dist.HashStore()
-    exchanges = [Exchange(rank, 3, store, 0.3) for rank in range(3)]
+    exchanges = [Exchange(rank, 3, store, 20) for rank in range(3)]
     here = threading.Barrier(3)
 
     def run(rank: int) -> Any:
         on = exchanges[rank].is_on(1, asked=True)
         here.wait(20)
+        exchanges[rank]._deadline = dt.timedelta(seconds=0.3)  # not before: they are to meet, however slow they are
         if rank == 2:
             deadline = time.monotonic() + 20
             while not store.check(["plan/1/verdict"]) and time.monotonic() < deadline:
@@ -144,8 +145,10 @@ def test_a_rank_that_never_comes_costs_one_deadline(absent: int) -> None:
 
 def test_a_rank_that_falls_silent_between_is_no_group() -> None:
     store = dist.HashStore()
-    exchanges = [Exchange(rank, 2, store, 0.3) for rank in range(2)]
+    exchanges = [Exchange(rank, 2, store, 20) for rank in range(2)]
     assert together(2, lambda rank: exchanges[rank].is_on(1, asked=True)) == [True, True]
+    for each in exchanges:
+        each._deadline = dt.timedelta(seconds=0.3)
     assert exchanges[1].groups(1, [described("a")]) is None
     assert exchanges[0].groups(1, [described("a")]) is None
 

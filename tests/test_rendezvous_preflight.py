@@ -6,8 +6,9 @@ import random
 import socket
 
 import pytest
-from rendezvous_kit import eventually
+from rendezvous_kit import SECONDS, eventually
 
+from ftrun.rendezvous import trying as tries
 from ftrun.rendezvous.actions import Asked, Called, Formed, Observation, Parted
 from ftrun.rendezvous.leader import Leader
 from ftrun.rendezvous.model import Beat, Phase, Round, Terms, Who
@@ -221,6 +222,13 @@ def test_what_was_found_before_a_round_is_no_news_after_it() -> None:
     assert check.settled(two, old, ("n1", "n2"), 2.1)
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that takes a quarter of a second here, on a busy machine, is no report of its own."""
+    monkeypatch.setattr(tries, "_SOON", SECONDS)
+
+
+@pytest.mark.usefixtures("_patient")
 def test_two_leaders_that_ask_the_same_are_both_answered() -> None:
     found: list[Report] = []
     with socket.create_server(("127.0.0.1", 0)) as listens:
@@ -233,6 +241,7 @@ def test_two_leaders_that_ask_the_same_are_both_answered() -> None:
     assert found == [Report(1), Report(1)]
 
 
+@pytest.mark.usefixtures("_patient")
 def test_those_that_were_reached_are_tried_anew_where_that_is_asked() -> None:
     found: list[Report] = []
     with socket.create_server(("127.0.0.1", 0)) as listens:
@@ -249,6 +258,7 @@ def test_those_that_were_reached_are_tried_anew_where_that_is_asked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("_patient")
 def test_a_node_tries_and_reports() -> None:
     found: list[Report] = []
     with socket.create_server(("127.0.0.1", 0)) as listens, socket.socket() as deaf:

@@ -399,7 +399,7 @@ def test_a_disk_that_is_full_for_a_while_costs_no_state(runner: Runner) -> None:
     root.mkdir()
     events_file = runner.run_dir("full").events()
     command = ("--name", "full", "--set", f"checkpoint.root={root}", SMALL, "--total", "12")
-    command += ("--pace", "0.2")  # the disk must be full before the last save
+    command += ("--pace", "0.5")  # the disk must be full before the last save, by seconds
     result = runner.run(*command, under=("unshare", "-m", "bash", "-c", FULL, "-", root, events_file))
     assert result.code == 0, result
     assert "checkpoints wait for" in result.err

@@ -186,7 +186,11 @@ def in_the_way() -> Callable[[], None]:
 
     def back() -> None:
         directory.unlink()
-        away.rename(directory)
+        # One by one: a keeper that tries just now makes the directory anew.
+        directory.mkdir(exist_ok=True)
+        for each in away.iterdir():
+            each.rename(directory / each.name)
+        away.rmdir()
 
     return back
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import eventually
 from staging_kit import HeldBack, raw
 
 from ftrun.checkpoint.plan.encoding import Encoding
@@ -161,7 +161,10 @@ def test_other_values_for_a_while_past_torch_are_seen_in_a_trial(loop: Loop) -> 
     def evaluate_another() -> None:
         kept = loop.small.detach().clone()
         loop.small.data.add_(1)
-        time.sleep(0.3)  # what an evaluation of an average takes; many times what a look does
+        under_way = loop.slot.stager._pending
+        assert under_way is not None
+        if under_way.is_trial:  # an evaluation of an average takes many times what a look does
+            eventually(lambda: under_way._differed, 20, "a look")
         loop.small.data.copy_(kept)
 
     assert loop.save(evaluate_another) == (set(), set())

@@ -235,10 +235,11 @@ def test_an_interrupt_passes_and_leaves_nobody_waiting() -> None:
 
 
 def test_waiting_has_an_end() -> None:
-    release = threading.Event()
-    work = Work([lambda: release.wait(10), lambda: None])
+    begun, release = threading.Event(), threading.Event()
+    work = Work([lambda: begun.set() or release.wait(10), lambda: None])
     helper = Helper()
     helper.submit(work.help)
+    assert begun.wait(10)  # a helper that comes too late finds nothing left to do
     work.wait(0.05)
     assert "not done after" in str(work.error)
     assert not helper.wait(0.01)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 def test_a_root_that_is_away_is_said_soon_and_not_called_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any
 ) -> None:
-    monkeypatch.setattr(status_root, "_SECONDS", 0.3)
     fsspec.register_implementation("double", DoubleFileSystem, clobber=True)
     place = uuid.uuid4().hex
     store = DoubleFileSystem.stores[place] = Store()
@@ -36,6 +35,7 @@ def test_a_root_that_is_away_is_said_soon_and_not_called_empty(
     epochs.claim(root, "run", fresh=False, parent=None)
     name = write_attempt(root, 7)
     assert look(run) == ({"step": 7, "name": str(name)}, None)
+    monkeypatch.setattr(status_root, "_SECONDS", 0.3)  # too little, now and then, for a root that is there
     store.faults.append(Fault("ls", how=how, times=10**6))
     began = time.monotonic()
     commit, problem = look(run)

@@ -107,8 +107,14 @@ def test_a_call_is_tried_until_it_succeeds() -> None:
     assert random.getstate() == before  # it runs beside training, whose draws are the same however often it tries
 
 
-def test_at_the_deadline_the_reason_is_told() -> None:
+def test_at_the_deadline_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
+    now = [0.0]  # a clock of its own: on a busy machine the first try alone may take that long
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
 
     def call(life: Life) -> None:
         tries.append(1)
@@ -149,16 +155,19 @@ def test_a_hung_call_is_left_behind_and_may_not_go_on() -> None:
     assert persist(call, replace(QUICK, hang=0.05), "x") == "second"
     with pytest.raises(HungError):
         said[0].beat()
-    said[1].beat()
+    said[-1].beat()  # on a busy machine the second one may be left behind as well
     free.set()
 
 
-def test_signs_of_life_keep_a_long_call_alive() -> None:
+def test_signs_of_life_keep_a_long_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]  # a clock of its own: on a busy machine any thread may stand still for that long
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+
     def call(life: Life) -> str:
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
+        for _ in range(10):
+            now[0] += 0.1
             life.beat()
-            time.sleep(0.005)
+            time.sleep(0.05)
         return "done"
 
     assert persist(call, Patience(deadline=0.0, hang=0.3), "x") == "done"
@@ -227,7 +236,7 @@ def test_a_hung_request_is_left_behind(store: Store, verb: str) -> None:
 
 def test_an_upload_that_was_left_behind_never_appears(store: Store) -> None:
     """Its memory may hold the next snapshot by then."""
-    root = open_root(Patience(deadline=0.1, hang=0.1, first=0.001))
+    root = open_root(Patience(deadline=1.0, hang=1.0, first=0.001))
     slot = bytearray(b"old old ")
     passes = 0
 
@@ -238,7 +247,7 @@ def test_an_upload_that_was_left_behind_never_appears(store: Store) -> None:
             yield memoryview(slot)[start : start + 4]
 
     store.faults = [Fault("part")]
-    with pytest.raises(CheckpointError, match=r"no answer for 0\.1 s"):
+    with pytest.raises(CheckpointError, match="no answer for 1 s"):
         root.put("x", source, 8)
     slot[:] = b"new new "
     before = threading.active_count()

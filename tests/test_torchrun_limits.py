@@ -191,6 +191,7 @@ def test_the_first_cause_is_named_and_not_the_lowest_rank(runner: Runner) -> Non
             if RANK == 1:
                 raise ValueError("the cause")
             dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()  # for the same reason as below
         """,
     )
     result = runner.run("--nproc", "2", "--name", "tie", script, timeout=200)

@@ -8,6 +8,7 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import held_port
 from rendezvous_kit import SECONDS, eventually, meeting
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
@@ -31,12 +32,6 @@ def note(count: int, leader: str = "a", generation: int = 3) -> Note:
 def end_without_a_word(node: Handler) -> None:
     node._left = True
     node.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
 
 
 def test_a_note_is_read_as_it_was_written_and_a_damaged_one_is_none(tmp_path: Path) -> None:
@@ -176,8 +171,7 @@ def test_a_run_that_lives_out_of_reach_is_not_begun_a_second_time(tmp_path: Path
 
 @pytest.mark.slow
 def test_the_run_is_found_at_another_endpoint_of_the_list() -> None:
-    second = endpoint.Endpoint("127.0.0.1", free_port())
-    with meeting(2, 3, more=(second,)) as nodes:
+    with held_port() as port, meeting(2, 3, more=(second := endpoint.Endpoint("127.0.0.1", port),)) as nodes:
         a = nodes.node()
         b = nodes.node(is_host=None, where=second, more=(nodes.settings.where,))
         # Both are at the first address of a list here: one begins, the other one finds it.

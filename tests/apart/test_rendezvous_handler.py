@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from conftest import held_port
 from rendezvous_kit import SECONDS, eventually, meeting
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousParameters
@@ -442,20 +443,18 @@ def test_a_wait_ends_when_nothing_is_left_to_wait_for() -> None:
 
 
 def test_a_line_that_connected_in_vain_leaves_those_after_it_alone() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    failed = Line("127.0.0.1", port, "a-line", SECONDS)
-    with pytest.raises(LineDown):
-        failed.open(look=False)
-    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    line = Line("127.0.0.1", port, "a-line", 2.0)
-    line.open()
-    eventually(lambda: failed.ends(0.0))
-    assert failed.ends(0.0)  # as often as that is asked
-    line.call(lambda each: each.set("x", "1"))
-    assert store.get("x") == b"1"
-    line.close()
+    with held_port() as port:
+        failed = Line("127.0.0.1", port, "a-line", SECONDS)
+        with pytest.raises(LineDown):
+            failed.open(look=False)
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        line = Line("127.0.0.1", port, "a-line", 2.0)
+        line.open()
+        eventually(lambda: failed.ends(0.0))
+        assert failed.ends(0.0)  # as often as that is asked
+        line.call(lambda each: each.set("x", "1"))
+        assert store.get("x") == b"1"
+        line.close()
 
 
 @pytest.mark.parametrize(("address", "families"), [("10.0.0.1", 1), ("fd00::1", 2), ("a-node", 2)])

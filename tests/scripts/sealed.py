@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ftrun
+from ftrun.checkpoint.memory.tier import Tier
+from ftrun.contract import WorkerContract
+
+
+def await_seal(step: int, rank: int) -> None:
+    contract = WorkerContract.from_environment(os.environ)
+    assert contract is not None
+    while (step, rank) not in [(seal.step, seal.rank) for _, seal in Tier(Path(contract.tier)).sealed()]:
+        time.sleep(0.01)
 
 
 @ftrun.entrypoint(every=4)
@@ -26,6 +37,8 @@ def main(ft: ftrun.Session, options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         ft.log(loss=loss)
         time.sleep(options.pause)
+        if step == options.sealed:
+            await_seal(step, ft.rank)
     if ft.rank == 0:
         print("sum", model.weight.double().sum().item().hex(), flush=True)
 
@@ -34,4 +47,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--total", type=int, default=10)
     parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--sealed", type=int, help="the step after this save waits until it is sealed on its rank")
     main(parser.parse_args())

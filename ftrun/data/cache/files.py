@@ -239,8 +239,8 @@ class CachedFiles:
                 # What was written before the machine went down may not have reached the disk: look at it again.
                 self._since = max(self._since, node.boot)
                 self._hits = Hits(node, self._since, self._ahead)
-                self._node = node  # last: other threads see it without the guard
                 told.tell(os.environ, node, self.limit)
+                self._node = node  # last: other threads see it without the guard
             return self._node
 
     def _begun(self) -> Hits:

@@ -61,6 +61,8 @@ def read(run_dir: Path, node: int) -> Told | None:
 def tell(environment: Mapping[str, str], node: Node, limit: int | None) -> None:
     """Say it, once for a run and node, in a thread: the run's disk may be slow. Nothing comes of what goes wrong there.
 
+    Call it before anything is read through the cache: what the run has done is counted from here on.
+
     Args:
         environment: of the process.
         node: the cache, as it was opened this moment.
@@ -70,14 +72,17 @@ def tell(environment: Mapping[str, str], node: Node, limit: int | None) -> None:
     if contract is None or contract.alone or environment.get("LOCAL_RANK", "0") != "0":
         return
     path = place(contract.run_path, contract.node)
+    try:
+        all_, mine = asdict(node_counters(node.layout.pages)), asdict(node.page.counters())
+    except OSError:
+        return
+    before = Counters(**{name: max(0, all_[name] - mine[name]) for name in all_})
 
     def write() -> None:
         with contextlib.suppress(OSError):
             known = read(contract.run_path, contract.node)
             if known is not None and (known.host, known.root) == (os.uname().nodename, str(node.layout.root)):
                 return  # else the run has gone on with another machine's disk, or another cache
-            all_, mine = asdict(node_counters(node.layout.pages)), asdict(node.page.counters())
-            before = Counters(**{name: max(0, all_[name] - mine[name]) for name in all_})
             told = Told(str(node.layout.root), limit, os.uname().nodename, before)
             path.parent.mkdir(exist_ok=True)
             durable.write(path, json.dumps(asdict(told)).encode())
