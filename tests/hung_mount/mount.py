@@ -47,7 +47,19 @@ class HungMount:
         self.close()
 
     def hang(self) -> None:
+        """Have it answer nothing. All its threads stand still then: whoever waits for an answer to what one of them has
+        taken can't be killed, and waits on in vain."""
         self._signal(signal.SIGSTOP)
+        deadline = time.monotonic() + _SECONDS
+        while not self._stands_still():
+            if time.monotonic() > deadline:
+                self.close()
+                raise RuntimeError(f"the server of {self.path} doesn't stop")
+            time.sleep(0.01)
+
+    def _stands_still(self) -> bool:
+        assert self._server is not None
+        return all(map(_is_stopped, Path(f"/proc/{self._server.pid}/task").iterdir()))
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
@@ -69,6 +81,14 @@ class HungMount:
     def _signal(self, number: signal.Signals) -> None:
         assert self._server is not None
         self._server.send_signal(number)
+
+
+def _is_stopped(thread: Path) -> bool:
+    """Whether a thread stands still, or is gone."""
+    try:
+        return (thread / "stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:
+        return True
 
 
 def unmount(path: Path) -> None:
