@@ -10,14 +10,28 @@ import textwrap
 import pytest
 
 _LAUNCHER = """
-    import atexit, contextlib, sys
+    import atexit, datetime, socket, sys, threading, time
+    from torch.distributed import TCPStore
     from ftrun.__main__ import main
-    from ftrun.cli import app  # now: the thread below is held for a second or so
+    from ftrun.cli import app
     from ftrun.rendezvous import line
 
-    # Nobody listens there, and torch tries again for a second or so whether it is waited for or not.
-    with contextlib.suppress(line.LineDown):
-        line.Line("127.0.0.1", 1, "a-line", 0.05).open(look=False)
+    silent = socket.create_server(("127.0.0.1", 0))  # torch waits for its answer without a limit
+
+    class Finalized:
+        # Last of all, while the interpreter ends, the thread is let go, and has the time to ask for the interpreter.
+        def __del__(self, silent=silent, sleep=time.sleep):
+            silent.close()
+            sleep(3)
+
+    last = Finalized()
+
+    def held():
+        second = datetime.timedelta(seconds=1)
+        TCPStore("127.0.0.1", silent.getsockname()[1], is_master=False, timeout=second, wait_for_workers=False)
+    thread = threading.Thread(target=held, daemon=True)
+    thread.start()
+    line.leave_behind(thread)
     assert not line.settle(0.0)
     atexit.register(print, "the last words")
     sys.argv = ["ftrun", "--version"]
