@@ -523,6 +523,22 @@ def test_finish_drains_what_is_sealed(nodes: Make) -> None:
     assert keeper.pid is None
 
 
+def test_what_a_newer_snapshot_replaced_in_memory_is_no_loss(nodes: Make) -> None:
+    node = nodes()
+    obstacle = blocked(node)
+    keeper = node.keeper()
+    node.seal(A)
+    node.seal(B, 1)
+    eventually(lambda: (at := Progress.read(node.tier)) and at.queued == 1, 20, "the keeper knows of both")
+    node.seal(C, 1)
+    obstacle.unlink()
+    assert keeper.finish(20), node.log()
+    assert node.committed() == [C, A]
+    (failed,) = (each for each in node.events() if isinstance(each, events.SaveFailed))
+    assert failed.step == 20
+    assert failed.error.endswith("a newer snapshot took its place in memory")
+
+
 def test_finish_ends_even_if_storage_does_not_come_back(nodes: Make) -> None:
     node = nodes()
     obstacle = blocked(node)

@@ -9,7 +9,7 @@ class Code(enum.IntEnum):
     """How a keeper ended."""
 
     DONE = 0
-    """Everything that was sealed is committed, or another keeper goes on."""
+    """The newest that was sealed is committed, or another keeper goes on."""
     USAGE = 2
     """Nobody told it what to do."""
     LOCKED_OUT = 3
@@ -17,4 +17,4 @@ class Code(enum.IntEnum):
     HUNG = 4
     """A step hung beyond all patience: another keeper should go on."""
     LOST = 5
-    """Something that was sealed isn't committed, and never will be."""
+    """Something that was sealed isn't committed, nor is anything newer, and it never will be."""

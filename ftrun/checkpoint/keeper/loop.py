@@ -70,7 +70,8 @@ class Loop:
         self._sweep_due = 0.0
         self._closing_since: float | None = None
         self._orphaned_since: float | None = None
-        self._lost = False
+        self._lost: AttemptName | None = None  # the newest one, since nobody seals anything any more
+        self._newest: AttemptName | None = None  # of those that are committed
 
     def run(self) -> int:
         """Work until the launcher is gone or says that it is enough; an exit code.
@@ -214,8 +215,10 @@ class Loop:
         # made way for what the run went on from then.
         earlier = self._epoch is not None and known.work.name.epoch < self._epoch.epoch
         past = earlier and (verdict.given_up or known.others)
-        if not verdict.committed and not known.work.missing and not past:
-            self._lost = True
+        if verdict.committed:
+            self._newest = max(self._newest or known.work.name, known.work.name)
+        elif not known.work.missing and not past:
+            self._lost = max(self._lost or known.work.name, known.work.name)
         self._reporter.finish(known, verdict)
         self._jobs.forget(known.attempt)
         if verdict.committed and self._epoch is not None and known.work.name.epoch == self._epoch.epoch:
@@ -247,7 +250,7 @@ class Loop:
         if closing and self._closing_since is None:
             self._closing_since = now
             self._jobs.closing = True
-            self._lost = False
+            self._lost = None
         return closing
 
     def _exit_code(self, now: float, closing: bool, mine: bool) -> int | None:
@@ -259,7 +262,9 @@ class Loop:
         if not closing:
             return None
         if not self._known and not self._unheard and not jobs:
-            return Code.LOST if self._lost else Code.DONE
+            # What is older than a commit was overtaken, by a snapshot that took its place in memory or by a later save.
+            lost = self._lost is not None and (self._newest is None or self._newest < self._lost)
+            return Code.LOST if lost else Code.DONE
         since = self._closing_since if self._orphaned_since is None else self._orphaned_since
         late = self._orphaned_since is not None and since is not None and now - since > self._config.timeout + _GRACE
         return Code.LOST if late else None
