@@ -305,5 +305,20 @@ def test_status_says_nothing_of_nodes_from_which_nothing_can_come(tmp_path: Path
     assert status_memory.memory_text(found, running=True) == ["  memory     n2: step 10, 20 s old"]
 
 
+def test_status_takes_what_a_node_said_under_another_number_but_not_what_its_neighbour_says(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.events().parent.mkdir()
+    name = str(named(4, 10))
+    write(run_dir, 0, events.Met(1, "", ["n1", "n2", "n2#2"], 0, "n1", 1))
+    write(run_dir, 3, events.InMemory("n1", name, 7, 80.0))
+    write(run_dir, 2, events.InMemory("n2", name, 7, 90.0))
+    found = status_memory.memory(run_dir, list(events.read(run_dir.events())), now=100.0)
+    assert status_memory.memory_text(found, running=True) == [
+        "  memory     n1: step 10, 20 s old",
+        "             n2: it hasn't said yet",
+        "             n2#2: step 10, 10 s old",
+    ]
+
+
 def write(run_dir: RunDir, node: int, event: events.Event) -> None:
     events.EventLog(run_dir.events(node), attempt=2).write(event)

@@ -35,12 +35,14 @@ class _Told:
     holds: dict[tuple[str, int], Record] = field(default_factory=dict)
     restored: dict[int, events.Restored] = field(default_factory=dict)
 
-    def of(self, host: str, node: int) -> Record | None:
+    def of(self, hosts: Sequence[str], node: int) -> Record | None:
         """What a node's memory holds; it may have had another number when that was said."""
-        machine, _, second = host.partition("#")  # of several launchers on one machine
-        exact = self.holds.get((machine, node))
-        others = [record for (name, _), record in self.holds.items() if name == machine and not second]
-        return exact or max(others, key=lambda record: record.time, default=None)
+        machines = [host.partition("#")[0] for host in hosts]  # of several launchers on one machine
+        exact = self.holds.get((machines[node], node))
+        if exact is not None or machines.count(machines[node]) > 1:
+            return exact
+        others = [record for (name, _), record in self.holds.items() if name == machines[node]]
+        return max(others, key=lambda record: record.time, default=None)
 
 
 def memory(run_dir: RunDir, records: Sequence[Record], now: float | None = None) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def memory(run_dir: RunDir, records: Sequence[Record], now: float | None = None)
     now = time.time() if now is None else now
     hosts, by_epoch, attempt = _rounds(records)
     told = _told(run_dir, attempt)
-    nodes = [_node(told.of(host, node), host, node, by_epoch, now) for node, host in enumerate(hosts)]
+    nodes = [_node(told.of(hosts, node), host, node, by_epoch, now) for node, host in enumerate(hosts)]
     return {
         # What the others say stays with them where each has a run directory of its own.
         "nodes": nodes if _is_shared(run_dir) else [each for each in nodes if each["told"]],
