@@ -55,7 +55,7 @@ def test_a_finished_run_whose_last_state_is_in_memory_alone_asks_to_be_started_a
     assert left.code == 75, left
     assert f"a snapshot is not committed yet: it stays in {tier.path}" in left.err
     assert "the same command goes on" in left.err
-    assert "finished" not in left.err
+    assert "last  ■ left before its end; the same command continues" in left.err
     ended = [each.event for each in runner.events("last") if isinstance(each.event, events.RunEnded)]
     assert [(each.outcome, each.exit_code) for each in ended] == [("left", 75)]
     assert [seal.step for _, seal in tier.sealed() if seal.step > 3] == [4]
