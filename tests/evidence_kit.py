@@ -66,7 +66,7 @@ class Children:
     def close(self) -> None:
         for process in self.started:
             kill_tree(process.pid)
-            process.wait(10)
+            process.wait(60)
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ class Launch:
 
     def close(self) -> None:
         while self.keepers:
-            self.keepers.pop().finish(20)
+            assert self.keepers.pop().finish(60)
 
     def beat(self, contract: WorkerContract) -> pulse.Beat:
         beat = pulse.read(self.run.worker(contract.attempt, 0, 0) / "pulse")

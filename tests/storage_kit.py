@@ -16,7 +16,7 @@ from ftrun.checkpoint.plan.pieces import Box, Piece
 from ftrun.checkpoint.records import About, DoneRecord, RankRecord, TensorEntry, Word
 from ftrun.checkpoint.storage.retry import Patience
 
-QUICK = Patience(deadline=20.0, hang=10.0, first=0.001, last=0.01)
+QUICK = Patience(deadline=180.0, hang=60.0, first=0.001, last=0.01)
 
 
 @dataclass

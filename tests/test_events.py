@@ -410,7 +410,7 @@ def test_a_run_is_held_by_one_launcher_at_a_time(tmp_path: Path, shared: str) ->
                     rundir.hold(path, shared_by_nodes=kind)
         assert not path.exists()  # the lock is beside it, so that --fresh can move the directory
         holder.kill()  # however it dies
-        eventually(lambda: not rundir.in_use(path), timeout=10, what="the lock to be free")
+        eventually(lambda: not rundir.in_use(path), what="the lock to be free")
     finally:
         holder.kill()
         holder.communicate(timeout=30)

@@ -21,24 +21,36 @@ if TYPE_CHECKING:
 
 # Other nodes go on without it after so many seconds, and don't answer when it says goodbye.
 PROGRAM = """
-import sys, time
+import sys, threading, time
 from pathlib import Path
 from ftrun.data.filler.places import read_json
 from ftrun.launch import main_thread
 from ftrun.launch.main_thread import Watchdog
 
 started = time.monotonic()
+said = threading.Event()
 
 class Others:
     def stands_still(self, where): print("others:", where or "it goes on", flush=True)
     def left_behind(self): return "they went on" if time.monotonic() - started > float(sys.argv[2]) else ""
     def end_workers(self): print("workers are ended", time.monotonic(), flush=True)
     def code(self): return 75
-    def leave(self, where): print("goodbye", time.monotonic(), flush=True); time.sleep(100)
+    def leave(self, where): print("goodbye", time.monotonic(), flush=True); said.set(); time.sleep(100)
 
-main_thread._LEAVE_SECONDS = 0.5
-with Watchdog(lambda text: print(text, flush=True), 0.3) as watchdog:
+def reported(code):  # asked for when the time for a goodbye is over, which may be before the first word of it
+    said.wait(60)
+    return code
+
+def watch():  # from when it hangs: before that it may get no processor, and stand still anywhere
+    while not main_thread.place().startswith("open, called by read_json"):
+        time.sleep(0.01)
+    watchdog.limit = 0.3
+
+main_thread._SAY_SECONDS, main_thread._LEAVE_SECONDS = 60.0, 0.5
+main_thread._LONGEST_LOOK = 0.05
+with Watchdog(lambda text: print(text, flush=True), 0.0, reported) as watchdog:
     watchdog.company = Others()
+    threading.Thread(target=watch, daemon=True).start()
     read_json(Path(sys.argv[1]))
 """
 
@@ -55,12 +67,12 @@ class Program:
             self.process = subprocess.Popen(command, stdout=out, stderr=out)
 
     def says(self, word: str) -> None:
-        eventually(lambda: word in self.out.read_text(), 20, f"{word!r}")
+        eventually(lambda: word in self.out.read_text(), what=f"{word!r}")
 
     def said(self, word: str) -> float:
         """When it did, by its own word: this process may have had no processor then."""
         whole = re.compile(rf"^{word} (\S+)\n", re.MULTILINE)
-        return float(eventually(lambda: whole.search(self.out.read_text()), 20, f"{word!r}")[1])
+        return float(eventually(lambda: whole.search(self.out.read_text()), what=f"{word!r}")[1])
 
 
 @pytest.fixture
@@ -69,7 +81,7 @@ def programs() -> Iterator[list[Program]]:
     yield made
     for each in made:
         each.process.kill()
-        each.process.wait(10)
+        each.process.wait(60)
 
 
 def test_where_it_stands_is_said_and_that_it_goes_on(tmp_path: Path, programs: list[Program]) -> None:
@@ -79,7 +91,7 @@ def test_where_it_stands_is_said_and_that_it_goes_on(tmp_path: Path, programs: l
     program.says(f") on {program.pipe}")
     with program.pipe.open("wb"):
         program.says("the launcher goes on, after it stood still for")
-    assert program.process.wait(20) == 0
+    assert program.process.wait(60) == 0
     text = program.out.read_text()
     assert "others: it goes on" in text
     assert "ended" not in text
@@ -89,7 +101,7 @@ def test_a_node_without_which_the_others_went_on_ends_its_workers_and_leaves(
     tmp_path: Path, programs: list[Program]
 ) -> None:
     programs.append(program := Program(tmp_path, 0.0))
-    assert program.process.wait(20) == 75
+    assert program.process.wait(60) == 75
     lines = program.out.read_text().splitlines()
     words = ["others: open, called by", "stood still for", "workers are ended", "they went on:", "goodbye"]
     found = [next(number for number, line in enumerate(lines) if word in line) for word in words]
@@ -136,10 +148,11 @@ def test_a_watchdog_that_sees_nothing_says_nothing() -> None:
 import resource, time
 from ftrun.launch.main_thread import Watchdog
 
-with Watchdog(print, 1.0):  # not to be reached by a first sleep that takes longer than it should
+with Watchdog(print, 0.0) as watchdog:  # no limit yet: a first sleep may take longer than it should
     time.sleep(0.05)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))  # it can open nothing any more
-    time.sleep(1.5)
+    watchdog.limit = 0.2
+    time.sleep(1.8)
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20, check=True)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout == ""

@@ -103,7 +103,7 @@ def test_a_commit_callback_hears_of_every_commit_of_this_session_in_order() -> N
         for step in ft.steps(total=6):
             if step == 5:
                 # Both are durable: the next boundary must tell.
-                eventually(lambda: len(of(events.Committed)) == 2, 20, "two commits")
+                eventually(lambda: len(of(events.Committed)) == 2, what="two commits")
         assert [each.step for each in heard] == [2, 4, 6]
     assert [(each.step, each.reason, each.total) for each in heard] == [(step, "interval", 6) for step in (2, 4, 6)]
     assert [each.name for each in heard] == [each.checkpoint for each in of(events.Committed)]

@@ -108,7 +108,7 @@ def test_an_interval_in_seconds(launch: Launch) -> None:
     launch(every=Every(seconds=0.05), keep_last=100)
     with ftrun.Session.open() as ft:
         waiting = iter(ft.steps(total=100_000))
-        eventually(lambda: next(waiting, None) is None or len(of(events.Saved)) >= 2, 20, "a second save")
+        eventually(lambda: next(waiting, None) is None or len(of(events.Saved)) >= 2, what="a second save")
     saved = of(events.Saved)
     assert len(saved) >= 2
     assert {each.reason for each in saved} == {"interval"}
@@ -127,7 +127,7 @@ def test_an_interval_in_seconds_in_a_loop_of_ones_own(launch: Launch) -> None:
                 assert not ft.should_save()
             return due
 
-        eventually(made_a_save, 20, "a save")
+        eventually(made_a_save, what="a save")
         step = ft.step
     assert committed() == [step]
 
@@ -202,14 +202,14 @@ def await_waiting() -> None:
         progress = Progress.read(tier)
         return progress is not None and progress.waiting != ""
 
-    eventually(waiting, 20, "the keeper waits for the storage")
+    eventually(waiting, what="the keeper waits for the storage")
 
 
 def test_a_storage_that_is_away_for_a_while_costs_no_commit() -> None:
     undo: list[Callable[[], None]] = []
 
     def break_it() -> None:
-        eventually(lambda: len(of(events.Committed)) == 1, 20, "the first commit")
+        eventually(lambda: len(of(events.Committed)) == 1, what="the first commit")
         undo.append(in_the_way())
 
     def repair_it() -> None:
@@ -234,7 +234,7 @@ def test_a_last_state_waits_until_the_storage_is_back() -> None:
         undo.append(in_the_way())
         mender.start()
         idle(ft, 3)
-    mender.join(20)
+    mender.join(60)
     assert committed() == [3]
     assert of(events.RunEnded) == [events.RunEnded(outcome="finished", exit_code=0)]
 
@@ -251,11 +251,11 @@ def test_a_save_that_is_given_up_is_reported_and_training_goes_on() -> None:
     undo: list[Callable[[], None]] = []
 
     def repair_it() -> None:
-        eventually(lambda: of(events.SaveFailed), 20, "the failure")
+        eventually(lambda: of(events.SaveFailed), what="the failure")
         undo.pop()()
 
     def break_it() -> None:
-        eventually(lambda: of(events.Committed), 20, "the first commit")
+        eventually(lambda: of(events.Committed), what="the first commit")
         undo.append(in_the_way())
 
     with open_session() as ft:
@@ -280,7 +280,7 @@ def test_a_run_whose_last_state_can_not_be_committed_fails(monkeypatch: pytest.M
     monkeypatch.setattr("ftrun.session.alone._FINISH_SECONDS", 0.5)
 
     def break_it() -> None:
-        eventually(lambda: of(events.Committed), 20, "the first commit")
+        eventually(lambda: of(events.Committed), what="the first commit")
         in_the_way()
 
     with pytest.raises(ftrun.FtrunError, match="was not committed"), open_session(every=5) as ft:
@@ -317,8 +317,8 @@ def test_a_change_past_torch_after_the_last_save_costs_no_checkpoint(caplog: pyt
 def held(ft: Session) -> Iterator[None]:
     """For the length of a block the helper copies nothing: a change in it comes before the copy."""
     stager, gate = ft._checkpoints._saver._stager, threading.Event()
-    assert stager.settle(10)
-    stager.in_background(lambda: gate.wait(20) and None)
+    assert stager.settle(60)
+    stager.in_background(lambda: gate.wait(120) and None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stager, "settle", lambda _timeout: True)  # else the save would wait for the gate
         yield

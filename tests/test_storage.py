@@ -180,7 +180,7 @@ def test_racing_threads_create_one_file(root: Root) -> None:
     start = threading.Barrier(8)
 
     def work(number: int) -> None:
-        start.wait(20)
+        start.wait(60)
         try:
             root.create("epochs/00000001.json", f"{number}".encode() * 100)
         except FileExistsError:
@@ -191,7 +191,7 @@ def test_racing_threads_create_one_file(root: Root) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(winners) == 1
     assert root.read("epochs/00000001.json") == f"{winners[0]}".encode() * 100
 

@@ -531,7 +531,7 @@ def process() -> Iterator[Callable[[str], int]]:
     yield start
     for each in started:
         os.killpg(each.pid, signal.SIGKILL)
-        each.communicate(timeout=10)
+        each.communicate(timeout=60)
 
 
 READY = "print('ready', flush=True)\n"
@@ -554,12 +554,12 @@ READY = "print('ready', flush=True)\n"
 )
 def test_work_is_seen(process: Callable[[str], int], code: str, expected: Work) -> None:
     pid = process(code)
-    eventually(lambda: work.measure({3: pid}) == {3: expected}, 20, "a look at its settled state")
+    eventually(lambda: work.measure({3: pid}) == {3: expected}, what="a look at its settled state")
 
 
 def test_a_stopped_process_does_nothing(process: Callable[[str], int]) -> None:
     pid = process(READY + "while True: pass")
     os.kill(pid, signal.SIGSTOP)
-    eventually(lambda: process_state.letter(pid) == "T", 10, "it to stop")
+    eventually(lambda: process_state.letter(pid) == "T", what="it to stop")
     assert work.measure({0: pid}) == {0: Work()}
     assert work.measure({0: 2**22 + 1}) == {0: Work()}  # and neither does one that isn't there
