@@ -20,6 +20,7 @@ from ftrun.checkpoint.keeper.progress import Progress
 from ftrun.checkpoint.keeper.takeover import locked
 from ftrun.checkpoint.layout import Root
 from ftrun.checkpoint.memory.tier import Tier
+from ftrun.cli import status_root
 from ftrun.cli.app import app
 from ftrun.rundir import RunDir
 
@@ -34,6 +35,7 @@ def _in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(status_root, "_SECONDS", 60.0)  # no root is away here, but any machine may be slow
 
 
 def ftrun(*arguments: str) -> Result:

@@ -76,7 +76,7 @@ family.adopt_orphans()
 worker = subprocess.Popen([sys.executable, "-c", sys.argv[2], sys.argv[1]], start_new_session=True)
 sys.stdin.readline()
 worker.kill(); worker.wait()
-print(sorted(family.clear({worker.pid}, set(), deadline=time.monotonic() + 10)), flush=True)
+print(sorted(family.clear({worker.pid}, set(), deadline=time.monotonic() + 40)), flush=True)
 """
 
 

@@ -57,14 +57,14 @@ def test_all_meet_and_learn_their_groups(stores: Any) -> None:
 def test_they_meet_at_once_where_torch_serves_the_store_without_libuv() -> None:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=False)
     clients = [dist.TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False) for _ in range(2)]
-    exchanges = [Exchange(rank, 2, clients[rank], 10.0) for rank in range(2)]
+    exchanges = [Exchange(rank, 2, clients[rank], 60.0) for rank in range(2)]
 
     def run(rank: int) -> Any:
         return exchanges[rank].is_on(1, asked=True) and exchanges[rank].groups(1, [described("a")])
 
     began = time.monotonic()
     assert together(2, run) == [{"a": (0, 1)}] * 2
-    assert time.monotonic() - began < 8, "nobody waited until the deadline"
+    assert time.monotonic() - began < 50, "nobody waited until the deadline"
 
 
 def test_nobody_meets_when_nobody_asks(stores: Any) -> None:
@@ -92,12 +92,12 @@ def test_one_who_asks_and_is_first_is_met_at_once(stores: Any) -> None:
 
 
 def test_one_who_asks_too_late_is_met_at_the_next_save(stores: Any) -> None:
-    exchanges = ranks(stores)
+    exchanges = ranks(stores, deadline=60.0)
     started = time.monotonic()
     assert not exchanges[0].is_on(5, asked=False)
     assert not exchanges[1].is_on(5, asked=True)
     assert not exchanges[2].is_on(5, asked=False)
-    assert time.monotonic() - started < 10, "did not wait for its deadline"
+    assert time.monotonic() - started < 50, "did not wait for its deadline"
     assert met(exchanges, 6, 1) == [True] * 3
     assert together(3, lambda rank: exchanges[rank].groups(6, [described("a")])) == [{"a": (0, 1, 2)}] * 3
     assert met(exchanges, 7, None) == [False] * 3

@@ -34,12 +34,13 @@ def test_a_root_that_is_away_is_said_soon_and_not_called_empty(
     root = Root.open(f"double://{place}/root")
     epochs.claim(root, "run", fresh=False, parent=None)
     name = write_attempt(root, 7)
+    monkeypatch.setattr(status_root, "_SECONDS", 60.0)  # a root that is there may be slow
     assert look(run) == ({"step": 7, "name": str(name)}, None)
     monkeypatch.setattr(status_root, "_SECONDS", 0.3)  # too little, now and then, for a root that is there
     store.faults.append(Fault("ls", how=how, times=10**6))
     began = time.monotonic()
     commit, problem = look(run)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25, "not before the request that hangs was let go"
     assert commit is None
     assert f"double://{place}/root" in problem
     assert "  commit     not known, 0 so far: " in CliRunner().invoke(app, ["status", str(run.path)]).stdout
