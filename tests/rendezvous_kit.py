@@ -21,8 +21,12 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 
+    from ftrun.rendezvous.pulse import Pulse
 
-SECONDS = 20.0
+
+SECONDS = 40.0
+PATIENCE = 8.0
+"""A thread that gets no processor for some seconds, be it a node's or a store's, passes for neither lost nor silent."""
 
 
 def eventually(condition: Callable[[], object], seconds: float = SECONDS) -> None:
@@ -36,15 +40,18 @@ class Meeting:
     """Nodes that meet at a port of their own. The first one hosts."""
 
     def __init__(self, least: int, most: int, **more: Any) -> None:
+        self._before = set(threading.enumerate())
         self._held = contextlib.ExitStack()  # also while nobody listens there, lest another test is given it
         port = self._held.enter_context(held_port())
         self.settings = Settings(
             endpoint.Endpoint("localhost", port),
             "a-run",
-            Terms(least, most, last_call=0.2),
+            Terms(least, most, last_call=0.2, lost_after=PATIENCE),
             report=self.hear,
             **{"join_timeout": SECONDS, **more},
         )
+        if "timing" not in more:
+            self.settings = replace(self.settings, timing=replace(self.settings.timing, patience=PATIENCE))
         self.said: list[str] = []
         self.nodes: list[Handler] = []
         self.pool = ThreadPoolExecutor(8)
@@ -57,6 +64,10 @@ class Meeting:
         self.nodes.append(Handler(replace(self.settings, **{**first, **more})))
         return self.nodes[-1]
 
+    def host(self, least: int) -> Handler:
+        """The first one, which waits for so many: those of a larger round may come later than its last call."""
+        return self.node(terms=replace(self.settings.terms, min_nodes=least))
+
     def meet(self, *nodes: Handler) -> list[Future[RendezvousInfo]]:
         return [self.pool.submit(each.next_rendezvous) for each in nodes]
 
@@ -68,6 +79,29 @@ class Meeting:
             each.shutdown()
         self.pool.shutdown()
         self._held.close()
+        # Each was waited for some seconds, in which it may have got no processor.
+        eventually(lambda: not [each for each in self.left() if each.name.startswith("ftrun-")])
+
+    def left(self) -> set[threading.Thread]:
+        return set(threading.enumerate()) - self._before
+
+
+def begun(node: Handler) -> Pulse:
+    """Have a node look for the others already: how long its main thread waits for them then is its own affair."""
+    pulse, _ = node._start()
+    return pulse
+
+
+def end_without_a_word(node: Handler) -> None:
+    """As a process that is killed: nobody hears that this node leaves."""
+    pulse = node._pulse
+    assert pulse is not None
+    with pulse._changed:
+        pulse._stopping = True
+        pulse._changed.notify_all()
+    pulse._thread.join(SECONDS)
+    node._left = True
+    node.shutdown()
 
 
 @contextlib.contextmanager

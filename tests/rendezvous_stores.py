@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from conftest import held_port
+
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.keys import Keys
 from ftrun.rendezvous.model import PROTOCOL, Job, Outcome, State
@@ -16,14 +18,15 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def served() -> Iterator[Server]:
-    listener = endpoint.listen(0)
-    assert listener is not None
-    server = Server(listener)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.close()
+    with held_port() as port:  # also once it is closed, lest another test is given it
+        listener = endpoint.listen(port)
+        assert listener is not None
+        server = Server(listener)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.close()
 
 
 def lead(server: Server, run_id: str, leader: str, generation: int = 0, protocol: int = PROTOCOL) -> None:

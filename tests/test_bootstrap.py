@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -394,7 +395,9 @@ def error_of(tmp_path: Path, script: str, **env: str) -> tuple[Ended, Path]:
 
 def test_the_error_file_has_the_shape_of_torchs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "def f(): raise ValueError('a\\nb')\nf()"
+    began = time.time()
     _, target = error_of(tmp_path, text)
+    ended_by = time.time()
     ours = json.loads(target.read_text())
     other = tmp_path / "theirs.json"
     monkeypatch.setenv(error_file.VARIABLE, str(other))
@@ -415,7 +418,7 @@ def test_the_error_file_has_the_shape_of_torchs_own(tmp_path: Path, monkeypatch:
     read = error_file.read(target)
     assert read is not None
     assert "bootstrap" not in read.traceback
-    assert read.time == pytest.approx(target.stat().st_mtime, abs=5)
+    assert began - 1 <= read.time <= ended_by
     theirs_read = error_file.read(other)
     assert theirs_read is not None
     assert theirs_read.message == "ValueError: a\nb"
@@ -518,10 +521,10 @@ def test_a_huge_error_file_is_not_taken_into_memory(tmp_path: Path) -> None:
     assert error_file.read(path) == ErrorRecord(f"unreadable error file ({1 << 40} bytes)")
 
 
-@pytest.mark.parametrize("time", ["NaN", "Infinity", "-Infinity", "null", "0"])
-def test_a_time_that_is_none_is_unknown(tmp_path: Path, time: str) -> None:
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "null", "0"])
+def test_a_time_that_is_none_is_unknown(tmp_path: Path, text: str) -> None:
     path = tmp_path / "error.json"
-    path.write_text(f'{{"message": {{"message": "x"}}, "ftrun": {{"time": {time}}}}}')
+    path.write_text(f'{{"message": {{"message": "x"}}, "ftrun": {{"time": {text}}}}}')
     assert error_file.read(path) == ErrorRecord("x", time=0.0)
 
 
@@ -534,7 +537,10 @@ def test_no_error_file(tmp_path: Path) -> None:
 
 
 def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
@@ -551,7 +557,7 @@ def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
     worker = int(agent.stdout.readline())
     assert not gone(worker)
     agent.kill()
-    eventually(lambda: gone(worker), timeout=10, what="the end of the worker")
+    eventually(lambda: gone(worker), what="the end of the worker")  # which would come after a hundred seconds
     ended(agent)
 
 
@@ -635,8 +641,10 @@ def test_steps_of_a_plain_script_are_counted_and_a_fault_fires_once(tmp_path: Pa
     # first when that is gone.
     assert (beat.step, beat.base, beat.phase, beat.owned) == (7, 0, Phase.STEP, False)
     seen = [record.event for record in events.read(RunDir(tmp_path / "run").events())]
+    # Between those that are sure there is one for each second that has passed.
+    others = [events.Step(step) for step in range(2, 7)]
     began, fired = events.StepsBegan(step=0, total=None, exact=False), events.FaultInjected(step=5, do="raise")
-    assert [event for event in seen if event not in (events.Step(2), events.Step(3))] == [
+    assert [event for event in seen if event not in others] == [
         began,
         events.Step(1),
         fired,

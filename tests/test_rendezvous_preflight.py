@@ -6,6 +6,7 @@ import random
 import socket
 
 import pytest
+from conftest import held_port
 from rendezvous_kit import SECONDS, eventually
 
 from ftrun.rendezvous import trying as tries
@@ -244,16 +245,17 @@ def test_two_leaders_that_ask_the_same_are_both_answered() -> None:
 @pytest.mark.usefixtures("_patient")
 def test_those_that_were_reached_are_tried_anew_where_that_is_asked() -> None:
     found: list[Report] = []
-    with socket.create_server(("127.0.0.1", 0)) as listens:
-        me, other = Who("me", "me", "127.0.0.1", 1), Who("a", "a", *listens.getsockname())
-        trying = Trying("me", found.append)
-        trying.ask(Trial(1, (me, other)))
-        eventually(lambda: found)
-    trying.ask(Trial(2, (me, other)))
-    eventually(lambda: len(found) == 2)
-    trying.ask(Trial(3, (me, other), anew=True))
-    eventually(lambda: len(found) == 3)
-    trying.close()
+    with held_port() as port:
+        with socket.create_server(("127.0.0.1", port)) as listens:
+            me, other = Who("me", "me", "127.0.0.1", 1), Who("a", "a", *listens.getsockname())
+            trying = Trying("me", found.append)
+            trying.ask(Trial(1, (me, other)))
+            eventually(lambda: found)
+        trying.ask(Trial(2, (me, other)))
+        eventually(lambda: len(found) == 2)
+        trying.ask(Trial(3, (me, other), anew=True))
+        eventually(lambda: len(found) == 3)
+        trying.close()
     assert found == [Report(1), Report(2), Report(3, {"a": "connection refused"})]
 
 
@@ -277,4 +279,4 @@ def test_a_node_tries_and_reports() -> None:
             trying._thread.join(0.05)
         trying.close()
     assert found == [Report(1, {"b": "connection refused"}), Report(1)]
-    assert not trying._thread.is_alive()
+    eventually(lambda: not trying._thread.is_alive())

@@ -45,7 +45,7 @@ class Home:
         self.taken.append(inheritance)
         raise OSError("nothing is led here")
 
-    def begin(self, who: Who, note: Note | None, *, deserted: bool) -> int:
+    def begin(self, who: Who, note: Note | None, *, seen: float, deserted: bool) -> int:
         raise LineDown("no run begins here")
 
     def guide(self, text: str) -> None:

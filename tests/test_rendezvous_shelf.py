@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from rendezvous_kit import SECONDS, eventually
 from rendezvous_stores import served
 
 from ftrun.rendezvous import shelf as shelves
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 def server() -> Iterator[Server]:
     with served() as made:
         yield made
-    assert not [each for each in threading.enumerate() if each.name == "ftrun-store"]
+    eventually(lambda: not [each for each in threading.enumerate() if each.name == "ftrun-store"])
 
 
-def opened(server: Server, patience: float = 5.0) -> Wire:
+def opened(server: Server, patience: float = SECONDS) -> Wire:
     wire = Wire("127.0.0.1", server.port, patience)
     wire.open()
     return wire
@@ -89,12 +90,12 @@ def test_near_and_far_are_the_same_store(server: Server) -> None:
 )
 def test_strangers_are_hung_up_on_and_the_others_are_served(server: Server, said: bytes) -> None:
     wire = opened(server)
-    with socket.create_connection(("127.0.0.1", server.port), 5) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), SECONDS) as stranger:
         stranger.sendall(said)
-        stranger.settimeout(5)
+        stranger.settimeout(SECONDS)
         while stranger.recv(100):
             pass
-    with socket.create_connection(("127.0.0.1", server.port), 5) as half:
+    with socket.create_connection(("127.0.0.1", server.port), SECONDS) as half:
         half.sendall(HELLO[:5])  # and no more
         assert wire.exchange([("set", "a", "1")], ("a",)) == ["1"]
     wire.close()
@@ -103,7 +104,7 @@ def test_strangers_are_hung_up_on_and_the_others_are_served(server: Server, said
 def test_one_that_never_reads_its_answers_holds_nobody_up(server: Server) -> None:
     server.shelf.set("large", "x" * 1_000_000)
     request = json.dumps([[], ["large"]]).encode()
-    with socket.create_connection(("127.0.0.1", server.port), 5) as deaf:
+    with socket.create_connection(("127.0.0.1", server.port), SECONDS) as deaf:
         deaf.sendall(HELLO + 20 * (LENGTH.pack(len(request)) + request))
         wire = opened(server)
         for _ in range(10):
@@ -118,9 +119,9 @@ def test_one_that_asks_and_asks_and_reads_nothing_is_hung_up_on(
     server.shelf.set("large", "x" * 1_000_000)
     request = json.dumps([[], ["large"]]).encode()
     heard = 0
-    with socket.create_connection(("127.0.0.1", server.port), 5) as greedy:
+    with socket.create_connection(("127.0.0.1", server.port), SECONDS) as greedy:
         greedy.sendall(HELLO + 20 * (LENGTH.pack(len(request)) + request))
-        greedy.settimeout(10)
+        greedy.settimeout(SECONDS)
         with contextlib.suppress(ConnectionResetError):
             while data := greedy.recv(2**20):
                 heard += len(data)
@@ -143,7 +144,7 @@ def test_a_call_that_is_not_answered_ends_in_time() -> None:
         began = time.monotonic()
         with pytest.raises(Silent, match=r"no answer within 0\.3 s"):
             Wire("127.0.0.1", mute.getsockname()[1], 0.3).open()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SECONDS
 
 
 def test_something_else_that_answers() -> None:
@@ -154,16 +155,22 @@ def test_something_else_that_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         thread = threading.Thread(target=greet, args=(other,))
         thread.start()
-        wire = Wire("127.0.0.1", other.getsockname()[1], 3.0)
+        wire = Wire("127.0.0.1", other.getsockname()[1], SECONDS)
         with pytest.raises(LineDown, match="something else than a rendezvous"):
             wire.open()
-        thread.join(5)
+        thread.join(SECONDS)
 
 
 _CALLER = """
-import sys, time
-from ftrun.rendezvous.wire import Wire
-wire = Wire("127.0.0.1", int(sys.argv[1]), 0.5)
+import signal, sys, time, types
+from ftrun.rendezvous import wire as wires
+slept = 0.0
+def wake(*_):
+    global slept
+    slept += 1000.0  # longer than its patience
+signal.signal(signal.SIGCONT, wake)
+wires.time = types.SimpleNamespace(monotonic=lambda: time.monotonic() + slept)
+wire = wires.Wire("127.0.0.1", int(sys.argv[1]), 30.0)
 wire.open()
 print("open", flush=True)
 for number in range(1000):
@@ -182,11 +189,13 @@ def test_a_caller_that_was_stopped_for_longer_than_its_patience_has_missed_nothi
             assert caller.stdout is not None
             assert caller.stdout.readline() == "open\n"
             for _ in range(3):
-                caller.send_signal(signal.SIGSTOP)
-                time.sleep(0.8)  # longer than its patience
-                caller.send_signal(signal.SIGCONT)
-                time.sleep(0.05)
+                with server.shelf._lock:  # until then it gets no answer
+                    time.sleep(0.1)
+                    caller.send_signal(signal.SIGSTOP)
+                    time.sleep(0.3)  # longer than a slice of its wait
+                    caller.send_signal(signal.SIGCONT)
+                    time.sleep(0.2)
             server.shelf.set("end", "1")
-            assert caller.wait(20) == 0
+            assert caller.wait(SECONDS) == 0
         finally:
             caller.kill()

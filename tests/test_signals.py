@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -66,10 +67,13 @@ def test_sigusr1_saves_and_goes_on(runner: Runner) -> None:
     time.sleep(stopping._SAME_REQUEST)  # what comes sooner is the same wish
     for pid in pids:
         os.kill(pid, signal.SIGUSR1)  # as a batch system does
-    eventually(lambda: len(saved(runner, "asked")) == 2, 30, "a second commit")
+    eventually(lambda: len(saved(runner, "asked")) >= 2, 30, "a second commit")
     step = furthest(runner, "asked") + 200
     eventually(lambda: furthest(runner, "asked") > step, 30, "some seconds of steps")
-    assert len(saved(runner, "asked")) == 2
+    # A rank that gets no processor for longer than that hears of another wish; the steps stand still then, too.
+    times = [record.time for record in of(runner, "asked", events.Step)]
+    stood = max(after - before for before, after in itertools.pairwise(times))
+    assert len(saved(runner, "asked")) == 2 or stood > stopping._SAME_REQUEST
     assert started.process.poll() is None
 
 
@@ -222,7 +226,8 @@ def test_a_warning_and_the_end_that_follows_are_not_two_requests(
     assert request_of_rank_0.heard(alone) == "SIGTERM"
 
 
-def test_a_wish_to_save_counts_once(request_of_rank_0: StopRequest) -> None:
+def test_a_wish_to_save_counts_once(request_of_rank_0: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "_SAME_REQUEST", 30.0)  # whatever this process has to wait for meanwhile
     alone = Agreement(Place(), None, first_point=1)
     assert not request_of_rank_0.save_wanted(alone)
     os.kill(os.getpid(), signal.SIGUSR1)

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from conftest import NO_COMPILER, Runner, eventually
 
-from ftrun.launch.standbys import early, script_scan, warming
+from ftrun.launch.standbys import early, script_scan, standby, warming
 from ftrun.launch.standbys.parking import Command, Fit
 from ftrun.launch.standbys.script_scan import Scan
 from ftrun.launch.standbys.standby import Standbys
@@ -86,8 +86,10 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def standbys() -> Iterator[Standbys]:
-    with Standbys(patience=20.0) as made:
+def standbys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Standbys]:
+    """Those that are as patient as a busy machine needs it: a process may get no processor for some seconds."""
+    monkeypatch.setattr(standby, "_ANSWER_WARM", 60.0)
+    with Standbys(patience=60.0) as made:
         yield made
     assert made.pids() == set()
 
@@ -244,7 +246,7 @@ def test_a_terminal_reaches_a_promoted_script(place: Place, standbys: Standbys) 
         process = promoted(standbys, replace(place.command("ask.py"), stdout=slave, stderr=slave))
     os.write(master, b"me\n")
     said = ""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "True True me" not in said and time.monotonic() < deadline:
         if select.select([master], [], [], 0.1)[0]:
             said += os.read(master, 4096).decode()
@@ -505,14 +507,17 @@ def test_nothing_of_an_import_reaches_the_console_and_its_failure_is_the_scripts
         ("import ended, os\nos.kill(os.getpid(), 9)", None),
     ],
 )
-def test_a_package_that_spoils_the_process_is_left_out_of_the_next(place: Place, text: str, why: str | None) -> None:
+def test_a_package_that_spoils_the_process_is_left_out_of_the_next(
+    place: Place, standbys: Standbys, text: str, why: str | None
+) -> None:
     place.library("spoils", text)
     place.library("barred", "")
     place.library("ended", "")
     place.library("fine", "")
     write(place.cwd / "train.py", "import sys\nprint('fine' in sys.modules, 'spoils' in sys.modules)")
     command, (out, _) = place.to_files(place.command("train.py"), "w")
-    with Standbys(exclude=["barred"]) as standbys:
+    standbys.configure(enabled=True, exclude=["barred"])
+    with standbys:
         if why is None:  # nobody says which module it was: no other one is started
             standbys.learn(place.record("fine", "spoils"))
             standbys.prepare(0, command)
@@ -526,15 +531,15 @@ def test_a_package_that_spoils_the_process_is_left_out_of_the_next(place: Place,
     assert out.read_text() == "True False\n"
 
 
-def test_excluded_packages_are_not_imported(place: Place) -> None:
+def test_excluded_packages_are_not_imported(place: Place, standbys: Standbys) -> None:
     write(place.site / "big" / "__init__.py", "")
     write(place.site / "big" / "part.py", "")
     place.library("bigger", "")
     write(place.cwd / "train.py", "import sys\nprint('big' in sys.modules, 'bigger' in sys.modules)")
     command, (out, _) = place.to_files(place.command("train.py"), "w")
-    with Standbys(exclude=["big"]) as standbys:
-        warm(standbys, command, record=place.record("big", "big.part", "bigger"))
-        assert finish(promoted(standbys, command), command) == 0
+    standbys.configure(enabled=True, exclude=["big"])
+    warm(standbys, command, record=place.record("big", "big.part", "bigger"))
+    assert finish(promoted(standbys, command), command) == 0
     assert out.read_text() == "False True\n"
 
 
@@ -664,6 +669,13 @@ def test_a_script_that_is_no_text(tmp_path: Path) -> None:
 # --- leaving nothing behind
 
 
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 @pytest.mark.parametrize("importing", [False, True])
 def test_parked_processes_die_with_an_agent_that_is_killed(place: Place, importing: bool) -> None:
     place.library("hangs", "import pathlib, time\npathlib.Path('began').touch()\ntime.sleep(1000)")
@@ -692,7 +704,7 @@ def test_parked_processes_die_with_an_agent_that_is_killed(place: Place, importi
     agent.kill()
     agent.wait(10)
     agent.stdout.close()
-    eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, timeout=10)
+    eventually(lambda: gone(pid))
 
 
 def test_descriptors_of_the_agent_do_not_leak(place: Place, standbys: Standbys) -> None:
@@ -805,6 +817,8 @@ def test_the_first_start_takes_processes_that_are_still_importing(
     environment = place.environment()
     for number in (signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
+    monkeypatch.setattr(early, "_PATIENCE", 120.0)
+    monkeypatch.setattr(standby, "_ANSWER_WARM", 60.0)
     with early.begin(["--nproc", "2", "train.py", "x"], environment) as standbys:
         assert len(standbys.pids()) == 2
         both = []
@@ -832,7 +846,7 @@ def lives_in(directory: Path) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["usage error", "killed"])
 def test_a_launcher_that_ends_early_leaves_nothing_behind(runner: Runner, how: str) -> None:
-    write(runner.cwd / "train.py", "import torch")
+    write(runner.cwd / "train.py", "import torch, time\ntime.sleep(600)")
     options = ["--nproc", "2", "--max-restarts", "many"] if how == "usage error" else ["--nproc", "2"]
     started = runner.start(*options, "train.py", standbys=True)
     # The one with the error may have ended before it was looked at.

@@ -77,7 +77,7 @@ def test_a_peer_that_ignores_sigterm_or_is_stopped_does_not_hold_up_the_restart(
     assert [(each.event.failed_rank, each.event.exit_code) for each in falls] == [(1, -9), (1, 7)]
     starts = [each.time for each in runner.events("deaf") if isinstance(each.event, events.AttemptStarted)]
     for fall, start in zip(falls, starts[1:], strict=True):
-        assert start - fall.time < 20  # torchrun waits for 30 s before it kills
+        assert start - fall.time < 28  # torchrun waits for 30 s before it kills
 
 
 def test_an_error_file_that_holds_anything_is_evidence(runner: Runner) -> None:

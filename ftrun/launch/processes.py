@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from ftrun.launch.standbys.standby import Standbys
 
 _REAP_SECONDS = 10.0
-_SETTLE_SECONDS = 0.1
+_SETTLE_SECONDS = 2.0
+"""For the last words of workers, which are evidence. It takes as long only where the logs' storage doesn't answer, or
+the thread that carries them gets no processor."""
 _SLICE_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 """Between two looks where the kernel can't say that a process has ended."""

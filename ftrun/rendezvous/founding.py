@@ -46,7 +46,8 @@ class Founding:
         """Look once, after nobody was found anywhere. Returns whether this node may begin a run.
 
         Args:
-            now: a monotonic clock.
+            now: a monotonic clock, from just before the note was read. What a process was stopped for after that says
+                nothing of a note that may have changed meanwhile.
             note: as it is now.
             deserted: all that the note names have said that nobody is there: their machines answer, no agent does.
         """

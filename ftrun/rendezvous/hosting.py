@@ -94,7 +94,7 @@ class Hosting:
             return
         self._founding = Founding(place)
         if self.board is None and not settings.more:
-            self.begin(self.who, None, deserted=False)
+            self.begin(self.who, None, seen=time.monotonic(), deserted=False)
 
     # What a node does that looks for the leader; the pulse's thread
 
@@ -123,12 +123,13 @@ class Hosting:
         """
         return self._lead(who, inheritance, 0)
 
-    def begin(self, who: Who, note: Note | None, *, deserted: bool) -> int:
+    def begin(self, who: Who, note: Note | None, *, seen: float, deserted: bool) -> int:
         """Lead a new run, if this node is at an endpoint and nobody is found who leads it already.
 
         Args:
             who: this node, with its address.
             note: what is noted of the run.
+            seen: when that was looked at, by the monotonic clock.
             deserted: all that the note names say that nobody is there.
 
         Returns:
@@ -140,7 +141,7 @@ class Hosting:
         founding = self._founding
         if founding is None:
             raise LineDown("")
-        if not founding.look(time.monotonic(), note, deserted=deserted):
+        if not founding.look(seen, note, deserted=deserted):
             raise LineDown(founding.reason)
         return self._lead(who, None, founding.generation)
 

@@ -66,6 +66,7 @@ class Reach:
         self._board = board
         self._failover = failover
         self._note: Note | None = None
+        self._noted_at = 0.0  # when it was read
         self._unread = False  # the note couldn't be read
         self._deserted = False  # all that the note names say that nobody is there
         self._asked = 0  # how many of them were asked so far
@@ -176,7 +177,7 @@ class Reach:
 
     def _at_the_note(self, visitor: Visitor) -> Reached:
         """At the leader that the run's note names, or where one of its members has met the one after it."""
-        self._unread = True
+        self._unread, self._noted_at = True, time.monotonic()
         try:
             self._note = self._board.read() if self._board is not None else None
         except OSError as error:
@@ -207,7 +208,8 @@ class Reach:
         """Here, in a run that begins."""
         if self._unread:
             raise LineDown("")  # there may be a run
-        port = self._home.begin(visitor.who, self._note, deserted=self._deserted)
+        seen = self._noted_at if self._board is not None else time.monotonic()
+        port = self._home.begin(visitor.who, self._note, seen=seen, deserted=self._deserted)
         return self._reach(visitor, "127.0.0.1", port, self._patience)
 
     def _at_an_heir(self, visitor: Visitor) -> Reached:

@@ -82,8 +82,8 @@ class Home(Protocol):
         """Lead in it after a leader that is lost. Returns its port."""
         ...
 
-    def begin(self, who: Who, note: Note | None, *, deserted: bool) -> int:
-        """Lead a new run in it. Returns its port.
+    def begin(self, who: Who, note: Note | None, *, seen: float, deserted: bool) -> int:
+        """Lead a new run in it, by a note that was looked at when the monotonic clock said ``seen``. Returns its port.
 
         Raises:
             LineDown: that isn't for this node, or not yet; the message says why.

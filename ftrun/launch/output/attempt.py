@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from ftrun.launch.output.outlets import Outlets
     from ftrun.launch.output.source import Source
 
-_PATIENCE = 2.0
+_PATIENCE = 5.0
+"""Seconds. It takes as long only where the logs' storage doesn't answer, or the thread gets no processor."""
 
 
 class Output:
