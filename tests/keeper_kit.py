@@ -133,7 +133,7 @@ class Node:
                 os.environ[VARIABLE] = before
         return made
 
-    def outcome(self, attempt: str, timeout: float = 20.0) -> Outcome:
+    def outcome(self, attempt: str, timeout: float = 60.0) -> Outcome:
         """Wait for it."""
 
         def found() -> Outcome | None:
@@ -186,7 +186,7 @@ class Node:
         for each in self.keepers:
             if each.pid is not None:
                 kill_tree(each.pid)
-                each._process.wait(10)  # type: ignore[union-attr]
+                each._process.wait(60)  # type: ignore[union-attr]
 
     def close(self) -> None:
         self.close_keepers()

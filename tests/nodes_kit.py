@@ -21,7 +21,7 @@ from torch.distributed import TCPStore
 
 from ftrun.checkpoint import reader
 from ftrun.checkpoint.keeper.faults import VARIABLE
-from ftrun.launch import plan
+from ftrun.launch import bringing_in, plan
 from ftrun.launch.options import LaunchParser
 from ftrun.launch.rounds import Rounds
 
@@ -156,6 +156,9 @@ class Run:
 @pytest.fixture(name="run")
 def run_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
+    # No keeper is given up because this machine was busy.
+    monkeypatch.setattr(bringing_in, "STILL", 40.0)
+    monkeypatch.setattr(bringing_in, "_STRAY", 40.0)
     (tmp_path / "train.py").write_text("")
     made, before = Run(tmp_path), threading.enumerate()
     yield made

@@ -13,6 +13,7 @@ from conftest import held_port
 
 from ftrun.rendezvous import endpoint
 from ftrun.rendezvous.handler import Handler
+from ftrun.rendezvous.member import Timing
 from ftrun.rendezvous.model import Terms
 from ftrun.rendezvous.settings import Settings
 
@@ -114,3 +115,11 @@ def meeting(least: int, most: int, **more: Any) -> Iterator[Meeting]:
         nodes.close()
     ours = [each.name for each in set(threading.enumerate()) - before if each.name.startswith("ftrun-")]
     assert not ours, "threads are left"
+
+
+@contextlib.contextmanager
+def unhurried(least: int, most: int) -> Iterator[Meeting]:
+    """The same with nodes none of which passes for lost, however long the machine or a thread of it stands still."""
+    with meeting(least, most, timing=Timing(patience=SECONDS)) as nodes:
+        nodes.settings = replace(nodes.settings, terms=replace(nodes.settings.terms, lost_after=3 * SECONDS))
+        yield nodes

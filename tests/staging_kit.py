@@ -110,7 +110,7 @@ class HeldBack:
         self._memory.resize(plan.size)
         self._gate, self._ended = threading.Event(), []
         gate, ended = self._gate, self._ended
-        self.stager.in_background(lambda: gate.wait(20) and None)
+        self.stager.in_background(lambda: gate.wait(60) and None)
         self.stager.stage(plan, self._memory, encoded.tensors, lambda *told: ended.append(told), encoded.alike)
         assert self.stager._pending is not None
         return set(self.stager._pending._orders.waiting)
@@ -119,11 +119,11 @@ class HeldBack:
         """Let the copies go on, and the loop make its step: what is torn, and what the slot holds."""
         self._gate.set()
         step()
-        assert self.stager.settle(20)
+        assert self.stager.settle(60)
         (torn, _found, error), *_ = self._ended
         assert error is None
         return set(torn), self._path.read_bytes()
 
     def close(self) -> None:
-        self.stager.close(20)
+        self.stager.close(60)
         self._memory.close()

@@ -54,7 +54,7 @@ def test_nothing_is_committed_into_the_place_where_the_root_was_mounted(nodes: M
     root.rename(away)
     root.mkdir()
     node.seal(B, slot=1)
-    said = eventually(lambda: waiting(node), 20, node.log())
+    said = eventually(lambda: waiting(node), what=node.log())
     assert "mounted" in said
     assert list(root.iterdir()) == [], "what lies below a mount is out of sight once that is back"
     root.rmdir()
@@ -71,7 +71,7 @@ def test_a_root_that_is_gone_is_not_made_anew(nodes: Make) -> None:
     root.rename(away)
     node.seal(A)
     node.keeper()
-    assert "mounted" in eventually(lambda: waiting(node), 20, node.log())
+    assert "mounted" in eventually(lambda: waiting(node), what=node.log())
     assert not root.exists()
     away.rename(root)
     assert node.outcome(A).committed, node.log()
@@ -88,11 +88,11 @@ def kill_everything(started: Started, tier: Tier) -> None:
     for victim in victims:
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.kill()
-    started.process.wait(10)
-    psutil.wait_procs(victims, 10)
+    started.process.wait(60)
+    psutil.wait_procs(victims, 60)
 
 
-def start_slowly(runner: Runner, name: str, text: str, *options: str) -> tuple[Started, Tier]:
+def start_slowly(runner: Runner, name: str, text: str, *options: str | Path) -> tuple[Started, Tier]:
     """A job whose snapshots wait in memory."""
     file = runner.cwd / "job.yaml"
     file.write_text(text)
@@ -105,8 +105,8 @@ def start_slowly(runner: Runner, name: str, text: str, *options: str) -> tuple[S
 @pytest.mark.slow
 def test_memory_of_a_run_that_was_deleted_is_not_resumed_from(runner: Runner) -> None:
     text = f"checkpoint: {{drain_limit: 500kB, local: {runner.cwd / 'nvme'}}}\n"
-    started, tier = start_slowly(runner, "again", text, "--total", "400", "--pause", "0.05")
-    eventually(lambda: list((runner.cwd / "nvme").rglob("r*.safetensors")), 30, "the local tier has some of it")
+    started, tier = start_slowly(runner, "again", text, "--total", "4000", "--pause", "0.05")
+    eventually(lambda: list((runner.cwd / "nvme").rglob("r*.safetensors")), 60, "the local tier has some of it")
     kill_everything(started, tier)
     assert tier.sealed()
     shutil.rmtree(runner.run_dir("again").path)
@@ -124,7 +124,9 @@ def test_memory_of_a_run_that_was_deleted_is_not_resumed_from(runner: Runner) ->
 
 @pytest.mark.slow
 def test_a_restart_waits_for_a_root_that_is_away(runner: Runner) -> None:
-    started, tier = start_slowly(runner, "away", "standby: {enabled: false}\n", "--total", "60", "--pause", "0.3")
+    hurry = runner.cwd / "hurry"
+    options = ("--total", "100", "--pause", "0.3", "--hurry", hurry)
+    started, tier = start_slowly(runner, "away", "standby: {enabled: false}\n", *options)
     root = runner.run_dir("away").checkpoints
     eventually(lambda: any(each.status == "committed" for each in reader.attempts(Root.open(root))), 60, "a commit")
     root.rename(root.with_name("elsewhere"))
@@ -132,6 +134,7 @@ def test_a_restart_waits_for_a_root_that_is_away(runner: Runner) -> None:
     worker.kill()
     eventually(lambda: "the restart waits for it" in started.err.read_text(), 60, "the launcher says that it waits")
     assert not root.exists()
+    hurry.touch()
     root.with_name("elsewhere").rename(root)
     result = started.wait(150)
     assert result.code == 0, result

@@ -171,14 +171,14 @@ def test_racing_threads_never_share_an_epoch(root: Root) -> None:
     start = threading.Barrier(8)
 
     def work() -> None:
-        start.wait(20)
+        start.wait(60)
         numbers.append(epochs.claim(root, "run", fresh=False, parent=None).epoch)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert sorted(numbers) == list(range(1, 9))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -13,6 +14,7 @@ from conftest import Runner, eventually
 
 from ftrun import events
 from ftrun.checkpoint import reader
+from ftrun.checkpoint.keeper.faults import VARIABLE
 from ftrun.checkpoint.layout import Root
 from ftrun.checkpoint.loading.sealed import newest_sealed
 from ftrun.checkpoint.memory.tier import SHARED_MEMORY, Tier
@@ -42,6 +44,21 @@ def keepers(tier: Tier) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def let_go(tier: Tier) -> None:
+    """Continue the keeper, which a fault has stopped or is going to stop."""
+
+    def stopped() -> list[psutil.Process]:
+        found = []
+        for each in keepers(tier):
+            with contextlib.suppress(psutil.Error):
+                if each.status() == psutil.STATUS_STOPPED:
+                    found.append(each)
+        return found
+
+    for each in eventually(stopped, 60, "a keeper that is stopped"):
+        each.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +104,14 @@ def test_a_snapshot_outlives_workers_that_are_all_killed_once_it_is_sealed(runne
     script = SCRIPTS / "sealed.py"
     expected = runner.run("--nproc", "2", "--name", "calm", script, timeout=100)
     assert expected.code == 0, expected
-    # Slow enough that the commit of step 4 can't be there when the ranks die, one step after it was taken: in that one
-    # they wait for its seal.
-    file = job(
-        runner,
-        "checkpoint: {drain_limit: 500kB}\n"
-        "faults: [{at_step: 6, rank: 0, do: kill}, {at_step: 6, rank: 1, do: kill}]\n",
-    )
-    result = runner.run(
-        "-c", file, "--nproc", "2", "--name", "killed", script, "--pause", "0.5", "--sealed", "4", timeout=100
-    )
+    # The ranks die one step after the save of step 4: in that one they wait for its seals. Its commit can't be there
+    # before the keeper, stopped as soon as it has the first snapshot, is let go.
+    file = job(runner, "faults: [{at_step: 6, rank: 0, do: kill}, {at_step: 6, rank: 1, do: kill}]\n")
+    command = ("-c", file, "--nproc", "2", "--name", "killed", script, "--sealed", "4")
+    started = runner.start(*command, env={VARIABLE: "draining:stop"})
+    eventually(lambda: len(of(runner, "killed", events.AttemptStarted)) == 2, 100, "the second attempt")
+    let_go(tier_of(runner, "killed"))
+    result = started.wait(100)
     assert result.code == 0, result
     assert result.out == expected.out
     _, second = of(runner, "killed", events.AttemptStarted)
@@ -114,12 +129,15 @@ def test_a_snapshot_outlives_workers_that_are_all_killed_once_it_is_sealed(runne
 def test_a_keeper_that_is_killed_is_replaced_and_its_snapshot_committed(runner: Runner) -> None:
     file = job(runner, "checkpoint: {drain_limit: 1MB}\n")
     script = SCRIPTS / "sealed.py"
-    started = runner.start("-c", file, "--nproc", "2", "--name", "kept", script, "--total", "60", "--pause", "0.1")
+    hurry = runner.cwd / "hurry"
+    options = ("--total", "60", "--pause", "0.5", "--hurry", hurry)
+    started = runner.start("-c", file, "--nproc", "2", "--name", "kept", script, *options)
     tier = tier_of(runner, "kept")
     eventually(tier.sealed, 60, "a snapshot is sealed")
     (first,) = eventually(lambda: keepers(tier), 30, "a keeper runs")
     first.send_signal(signal.SIGKILL)
     eventually(lambda: [each for each in keepers(tier) if each.pid != first.pid], 30, "another keeper runs")
+    hurry.touch()
     result = started.wait(100)
     assert result.code == 0, result
     assert [each.step for each in of(runner, "kept", events.Committed)][-1] == 60
@@ -129,7 +147,7 @@ def test_a_keeper_that_is_killed_is_replaced_and_its_snapshot_committed(runner: 
 
 def test_nothing_is_left_in_shared_memory_when_the_launcher_is_killed(runner: Runner) -> None:
     script = SCRIPTS / "sealed.py"
-    started = runner.start("--nproc", "2", "--name", "orphan", script, "--total", "500", "--pause", "0.05")
+    started = runner.start("--nproc", "2", "--name", "orphan", script, "--total", "2000", "--pause", "0.05")
     tier = tier_of(runner, "orphan")
     eventually(lambda: newest_sealed(tier, "orphan", 0), 60, "both ranks have sealed a snapshot")
     started.process.kill()

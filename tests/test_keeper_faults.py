@@ -52,7 +52,7 @@ def test_killed_at_any_step(nodes: Make, point: str, tmp_path: Path) -> None:
     assert node.outcome(B).committed
     for attempt in (A, B):
         node.assert_whole(attempt)
-    assert keeper.finish(10)
+    assert keeper.finish(60)
     assert list(node.committed()) == [B, A]
     assert {each.checkpoint for each in node.events()} == {A, B}  # type: ignore[attr-defined]
 
@@ -80,7 +80,7 @@ def test_an_error_at_any_step_is_met_with_another_try(nodes: Make, point: str, t
     keeper = node.keeper(f"{point}:raise")
     assert node.outcome(A).committed, node.log()
     node.assert_whole(A)
-    assert keeper.finish(10)
+    assert keeper.finish(60)
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def assert_refused(node: Node, words: str) -> None:
     assert words in outcome.reason, outcome.reason
     assert node.outcome(B).committed, node.log()
     node.assert_whole(B)
-    assert node.keepers[-1].finish(10)
+    assert node.keepers[-1].finish(60)
     assert [str(each) for each in node.root.attempts()] == [B]
     failed = [each for each in node.events() if isinstance(each, events.SaveFailed)]
     assert [each.checkpoint for each in failed] == [A]
@@ -215,7 +215,7 @@ def test_obstacles_in_slots_cost_that_snapshot_at_most(nodes: Make, part: str) -
         outcome = node.outcome(A)
         assert not outcome.committed
         assert str(getattr(node.tier.slots(0)[0], part)) in outcome.reason
-    assert keeper.finish(20), node.log()
+    assert keeper.finish(60), node.log()
     assert node.committed() == ([B] if part in ("seal", "record", "payload") else [B, A])
     assert not node.tier.path.exists()
 
@@ -234,7 +234,7 @@ def test_obstacles_beside_the_slots_are_moved_aside(
     keeper = node.keeper()
     assert node.outcome(A).committed, node.log()
     log = node.log()
-    assert keeper.finish(20), node.log()
+    assert keeper.finish(60), node.log()
     if obstacle in (directory, pipe):
         for name, said in (("keeper.json", caplog.text), ("keeper.log", caplog.text), ("keeper.beat", log)):
             assert f"{node.tier.path / name} is a" in said

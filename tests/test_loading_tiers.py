@@ -537,10 +537,10 @@ def hanging(tmp_path: Path) -> Iterator[multiprocessing.process.BaseProcess]:
     started = context.Event()
     process = context.Process(target=hang, args=(tmp_path / "base", started))
     process.start()
-    assert started.wait(30)
+    assert started.wait(60)
     yield process
     process.kill()
-    process.join(10)
+    process.join(60)
 
 
 def test_a_download_is_taken_over_from_a_process_that_died(
@@ -552,7 +552,7 @@ def test_a_download_is_taken_over_from_a_process_that_died(
     waiting.start()
     assert not found
     hanging.kill()
-    waiting.join(30)
+    waiting.join(60)
     assert found == [CONTENT]
     assert content_of(cache(tmp_path / "base", refuse).open(chunk())) == CONTENT
 
@@ -573,7 +573,7 @@ def test_what_dead_processes_left_is_removed_by_who_comes_next(
     os.close(old.open(chunk()))
     (base / str(NAME)).rename(base / "e00000001-s0000000002-00000000")
     hanging.kill()
-    hanging.join(10)
+    hanging.join(60)
     mine = cache(base, deliver)
     assert content_of(mine.open(chunk())) == CONTENT
     assert sorted(each.name for each in base.iterdir() if each.is_dir()) == [

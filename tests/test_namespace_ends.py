@@ -34,7 +34,7 @@ time.sleep(1.0)  # its peer has ended for some time
 (place / f"end-{attempt}").write_text(str(time.monotonic()))
 sys.exit(int(os.environ["CODES"].split(",")[attempt]))
 """
-BARRIER = 30.0
+BARRIER = 100.0
 """Torch's agents wait 300 s for each other at the end."""
 
 
@@ -50,7 +50,9 @@ def start(net: Net, folder: Path, codes: str, restarts: int, *nodes: int) -> Job
     name = f"ends-{restarts}"
     out = folder / name
     out.mkdir()
-    meet = ("--nnodes", "2", "--nproc", "1", "--rdzv-endpoint", f"node{nodes[0]}:29400", "--rdzv-id", name)
+    # No launcher passes for lost because this machine was busy: that would be one attempt more.
+    patient = ("--rdzv-conf", "lost_timeout=60")
+    meet = ("--nnodes", "2", "--nproc", "1", "--rdzv-endpoint", f"node{nodes[0]}:29400", "--rdzv-id", name, *patient)
     options = ("--name", name, "--set", "standby.enabled=false", "--max-restarts", str(restarts))
     job = Job(net, [FTRUN, *options, *meet, "train.py"], folder, {"OUT": str(out), "CODES": codes})
     job.start(*nodes)

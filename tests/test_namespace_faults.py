@@ -83,6 +83,7 @@ def test_two_and_two_are_cut_apart_and_are_four_again(tmp_path: Path) -> None:
         job = Job(net, command("2:4", SILENT, "--out", tmp_path), tmp_path, environment(tmp_path))
         job.start(1, 2, 3, 4)
         story = Story(job, 1, 2, 3, 4)
+        before = {number: len(each.text()) for number, each in job.launchers.items()}
         began = time.monotonic()
         net.part([1, 2], [3, 4])
         # The half that claims the round first: the host's, unless this machine is busy.
@@ -90,10 +91,20 @@ def test_two_and_two_are_cut_apart_and_are_four_again(tmp_path: Path) -> None:
         job.until(lambda: any(job.diary.whole(after=began, nodes=half) for half in halves) or None)
         half = next((half for half in halves if job.diary.whole(after=began, nodes=half)), halves[0])
         story.goes_on("two and two are cut apart", began, *half)
-        time.sleep(3.0)  # nothing is what should happen on the other side
+        # The other side has stopped, and nothing is what should happen there from then on.
+        others = {1, 2, 3, 4} - set(half)
+        stopped = lambda number: "the workers here are ended" in job.launchers[number].text()[before[number] :]  # noqa: E731
+        assert job.until(lambda: all(map(stopped, others))), job.told()
+        quiet = time.monotonic()
+
+        def trained() -> set[str]:
+            return {line.node for world in job.diary.worlds() for line in world.steps() if line.at > quiet}
+
+        job.until(lambda: time.monotonic() > quiet + 3.0 or None)
+        at_work = {f"node{number}" for number in half}
+        assert job.until(lambda: at_work <= trained()), job.told()
+        assert trained() == at_work
         began = time.monotonic()
-        late = {line.node for world in job.diary.worlds() for line in world.steps() if line.at > began - 1.0}
-        assert late == {f"node{number}" for number in half}
         net.heal_all()
         story.comes_back("the cut heals", began, 1, 2, 3, 4)
         job.finish()

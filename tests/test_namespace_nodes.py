@@ -69,7 +69,8 @@ class Nodes:
             "--name",
             "job",
         )
-        conf = ("--rdzv-conf", "last_call_timeout=20", "--set", "standby.enabled=false", "train.py")
+        # None passes for lost because this machine was busy.
+        conf = ("--rdzv-conf", "last_call_timeout=20,lost_timeout=60", "--set", "standby.enabled=false", "train.py")
         for number in numbers:
             node = self.net.node(number)
             environment = {**self.environment, "FTRUN_KMSG": str(self.directory / f"kmsg-{node.name}")}

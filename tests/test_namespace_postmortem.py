@@ -28,7 +28,7 @@ SCRIPT = """
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     if os.uname().nodename == "node2":
-        time.sleep(0.5)
+        time.sleep(1.0)  # clocks have been compared
         os.kill(os.getpid(), 9)
     dist.all_reduce(torch.ones(1))
 """
@@ -37,9 +37,10 @@ SCRIPT = """
 def test_who_failed_first_where_clocks_are_apart(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     words = ("--nnodes", "2", "--nproc", "1", "--rdzv-endpoint", "node1:29400", "--name", "apart")
+    patient = ("--rdzv-conf", "lost_timeout=60")  # none passes for lost because this machine was busy
     more = ("--max-restarts", "0", "--set", "standby.enabled=false", "train.py")
     with Net(2) as net:
-        job = Job(net, [sys.executable, "-m", "ftrun", *words, *more], tmp_path, ahead(0.0, ROOT))
+        job = Job(net, [sys.executable, "-m", "ftrun", *words, *patient, *more], tmp_path, ahead(0.0, ROOT))
         job.start(1)
         job.start(2, changed=ahead(20.0, ROOT))
         codes = {number: process.wait(SECONDS) for number, process in job.launchers.items()}
@@ -62,7 +63,7 @@ def test_who_failed_first_where_clocks_are_apart(tmp_path: Path) -> None:
     assert nodes["node1"]["clock"] == {"seconds": 0, "uncertainty": 0}
     assert abs(nodes["node2"]["clock"]["seconds"] - 20) < 0.1
     at = [each["at"] for each in (killed, victim) if each["at"]]
-    assert max(at) - min(at) < 5
+    assert max(at) - min(at) < 10  # clocks that nobody compares are 20 s apart
     report = (directory / "report.md").read_text()
     said = re.search(r"the clock of node2 is (\d+\.\d+) s ahead of that of node1", report)
     assert said is not None, report

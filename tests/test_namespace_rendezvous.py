@@ -200,7 +200,7 @@ def test_half_that_has_claimed_a_round_and_stands_still_gives_way_to_the_other_h
         agents.until(lambda: len(agents.lines(1, "disturbed")) > before)
         noticed = agents.lines(1, "disturbed")[before]
         print(f"it goes on, and stops its workers after {noticed['at'] - began:.2f} s: {noticed['why']}")
-        assert noticed["at"] < began + 5.0  # and not when the cut heals
+        assert noticed["at"] < began + 30.0  # and not when the cut heals
         began = time.monotonic()
         net.heal_all()
         agents.meet(2, 1, after=generation)
@@ -273,7 +273,7 @@ def test_the_host_is_lost_in_every_way_and_another_node_takes_over() -> None:
 )
 def test_names_that_mean_nothing_elsewhere(own_name: str, where: str) -> None:
     with Net(2, own_name=own_name) as net:
-        agents = Agents(net, 2, 2, where=where)
+        agents = Agents(net, 2, 2, "lost_timeout=60", where=where)
         agents.start(1, 2)
         agents.meet(1, 2)
         assert {agents.rounds(number)[-1]["address"] for number in (1, 2)} <= {
@@ -288,7 +288,7 @@ def test_names_that_mean_nothing_elsewhere(own_name: str, where: str) -> None:
 def test_two_nodes_that_do_not_reach_each_other_are_named_and_one_waits_until_they_do() -> None:
     with Net(3) as net:
         net.cut_one_way(3, 2)
-        agents = Agents(net, 2, 3)
+        agents = Agents(net, 2, 3, "lost_timeout=60")
         agents.start(1, 2, 3)
         agents.until(lambda: agents.rounds(1))
         in_it = agents.rounds(1)[-1]["members"]

@@ -1,12 +1,15 @@
 """Real launchers on two nodes, whose snapshots lie half in one memory and half in the other.
 
-The checkpoint root is so slow (``drain_limit``) that the newest snapshot lies in memory only when a rank is killed, and
-the second node can't bring its part of a later one there at all: only its copy, on the first node, is left of it.
+The first node's keeper stands still, so that the newest snapshot lies in memory only when a rank is killed, and the
+second node can't bring its part of a later one to the root at all: only its copy, on the first node, is left of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import NO_COMPILER, SCRIPTS
 from namespaces import Net
+from namespaces.frozen import processes
 from namespaces.job import Job
 from namespaces.skipping import NET
 
@@ -24,6 +28,8 @@ from ftrun.rundir import RunDir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from namespaces import Node
 
 pytestmark = [pytest.mark.slow, NET]
 
@@ -63,18 +69,19 @@ def test_what_lies_in_two_memories_survives_a_rank_and_its_copy_a_node(tmp_path:
     sets = (
         "standby.enabled=false",
         "checkpoint.every=10 steps",
-        "checkpoint.drain_limit=4MB",
         "checkpoint.peer_copies=1",
         "health.nodes.exclude=false",
         "faults=[{at_step: 22, rank: 1, do: kill}]",
     )
     options = ("--name", "split", *(word for each in sets for word in ("--set", each)))
-    meet = ("--nnodes", "1:2", "--nproc", "1", "--rdzv-endpoint", "node1:29400", "--rdzv-conf", "last_call_timeout=30")
+    # No launcher passes for lost because this machine keeps it waiting for some seconds.
+    patient = ("--rdzv-conf", "last_call_timeout=30,lost_timeout=5")
+    meet = ("--nnodes", "1:2", "--nproc", "1", "--rdzv-endpoint", "node1:29400", *patient)
     command = [FTRUN, *options, *meet, "--rdzv-id", "split", SCRIPTS / "two_memories.py"]
     environment = {
         "PYTHONPATH": str(NO_COMPILER),
         "GLOO_SOCKET_IFNAME": "eth0",
-        "WAITS": "22,31,41",
+        "WAITS": "15,22,31,41",
         "TOTAL": str(TOTAL),
     }
     with Net(2) as net:
@@ -82,9 +89,16 @@ def test_what_lies_in_two_memories_survives_a_rank_and_its_copy_a_node(tmp_path:
         story.job.start(1)
         environment[VARIABLE] = "root.file@7:hang"  # of the fourth save
         Job(net, command, tmp_path, environment).start(2)
+        story.until(events.Committed, 10)
+        (keeper,) = keepers(net.node(1))
+        os.kill(keeper, signal.SIGSTOP)
+        story.go(15)
         story.until(events.Saved, 20)
-        assert 20 not in story.steps(events.Committed), "it takes its time"
         story.go(22)  # where a rank is killed
+        failed = lambda: any(isinstance(each, events.Failed) for each in story.events())  # noqa: E731
+        assert story.job.until(failed), story.job.told()
+        assert 20 not in story.steps(events.Committed)
+        os.kill(keeper, signal.SIGCONT)  # the next attempt waits for it
         story.until(events.Saved, 30)
         assert [(each.resume_step, each.world_size) for each in story.attempts()] == [(0, 2), (20, 2)]
         # Each node reads its own part from its memory; whether the copies were there in time is nobody's promise.
@@ -109,6 +123,16 @@ def test_what_lies_in_two_memories_survives_a_rank_and_its_copy_a_node(tmp_path:
     assert "is not committed yet" not in told
     assert {10, 20, 30, 40, TOTAL} <= story.steps(events.Committed)
     assert_exact(tmp_path / "steps.jsonl")
+
+
+def keepers(node: Node) -> list[int]:
+    """Those that run on a node."""
+    found = []
+    for pid in processes(node):
+        with contextlib.suppress(OSError):  # it has just ended
+            if b"ftrun.checkpoint.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
 
 
 def copies_on(net: Net, number: int) -> str:

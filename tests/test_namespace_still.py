@@ -32,9 +32,9 @@ def test_a_launcher_that_hangs_in_the_file_system_does_not_hold_up_the_others(tm
     root = ("--set", f"checkpoint.root={real / 'checkpoints'}")
     # The workers themselves have nothing to do with that directory, and would go on for ever.
     with HungMount(real, tmp_path / "mount") as mount, Net(3) as net:
-        job = Job(
-            net, command("2:3", SILENT, "--out", tmp_path, conf=",stall_timeout=4"), tmp_path, environment(tmp_path)
-        )
+        # None passes for lost because this machine was busy: they are heard all the time.
+        train = command("2:3", SILENT, "--out", tmp_path, conf=",stall_timeout=4,lost_timeout=60")
+        job = Job(net, train, tmp_path, environment(tmp_path))
         job.start(1, 3, more=("--run-dir", str(real / "run"), *root))
         job.start(2, more=("--run-dir", str(mount.path / "run"), *root))
         story = Story(job, 1, 2, 3)
@@ -50,6 +50,7 @@ def test_a_launcher_that_hangs_in_the_file_system_does_not_hold_up_the_others(tm
         assert f" on {mount.path}/run/" in told
         assert "the workers here are ended" in told
         others = job.launchers[1].text() + job.launchers[3].text()
-        assert "the launcher on node2 stands still in open, called by" in others
+        # And where, if the thread that knows it got a processor in time: see test_main_thread.py.
+        assert "the launcher on node2 stands still" in others
         job.finish()
         assert [job.launchers[number].wait(30.0) for number in (1, 3)] == [0, 0]

@@ -123,7 +123,8 @@ def test_a_real_check() -> None:
 
 def test_a_check_that_does_not_end_has_failed_and_is_gone() -> None:
     assert checking.run(60.0, limit=0.5) == Found("the check did not end within 0.5 s", "")
-    assert not [each for each in psutil.Process().children() if is_a_check(each)]
+    # Killed it is; its end takes the processor time that it gets.
+    eventually(lambda: not [each for each in psutil.Process().children() if is_a_check(each)], what="its end")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_kit import SECONDS, meeting
+from rendezvous_kit import SECONDS, unhurried
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
@@ -104,7 +104,7 @@ def test_how_long_a_fallen_node_waits_for_another(
 def test_a_pause_before_a_restart_ends_where_the_nodes_meet_anyway() -> None:
     director: Any = SimpleNamespace(clock=Clock(), gpu_memory=lambda _: None)
     nobody: Any = None
-    with meeting(1, 2) as nodes:
+    with unhurried(1, 2) as nodes:
         a, b = nodes.node(), nodes.node()
         nodes.met(a)
         spec = WorkerSpec("default", 1, a, entrypoint="python")
@@ -188,7 +188,7 @@ def test_which_nodes_are_marked_as_lost(reason: str, here: str, lost: str, tmp_p
     others.begun(0, 1, None, None)
     group.round = Members(2, tuple(map(who, here)), reason)
     others.begun(0, 2, None, None)
-    memory.excluded(within=10.0)
+    memory.excluded(within=60.0)
     others.close()
     marks = {
         name: [each for each in host.entries if isinstance(each, Marked)] for name, host in file.read().hosts.items()

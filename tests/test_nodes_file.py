@@ -162,40 +162,41 @@ def launchers(file: NodesFile) -> Iterator[dict[str, Launcher]]:
     yield made
     for each in made.values():
         each.memory.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "ftrun-nodes"]
+    # A thread that gets no processor ends later than it is waited for.
+    eventually(lambda: not [each for each in threading.enumerate() if each.name == "ftrun-nodes"], what="their end")
 
 
 def test_a_user_excludes_and_admits_beside_a_run(launchers: dict[str, Launcher], file: NodesFile) -> None:
-    eventually(lambda: all(each.told == [{}] for each in launchers.values()), 10, "the first word")
+    eventually(lambda: all(each.told == [{}] for each in launchers.values()), 60, "the first word")
     exclude(file, "c")
-    eventually(lambda: all(each.out() == {"c"} for each in launchers.values()), 10, "the exclusion")
+    eventually(lambda: all(each.out() == {"c"} for each in launchers.values()), 60, "the exclusion")
     assert "c is excluded by hand: by hand; `ftrun nodes admit c` lets it in" in launchers["a"].told[-1].values()
     admit(file, "c")
-    eventually(lambda: all(not each.out() for each in launchers.values()), 10, "the admission")
+    eventually(lambda: all(not each.out() for each in launchers.values()), 60, "the admission")
 
 
 def test_an_exclusion_ends_by_time(launchers: dict[str, Launcher], file: NodesFile) -> None:
     exclude(file, "c", 3600.0)
-    assert "c" in launchers["a"].memory.excluded(within=5.0)
+    assert "c" in launchers["a"].memory.excluded(within=60.0)
     launchers["a"].later = 3600.0
-    eventually(lambda: not launchers["a"].memory.excluded(within=5.0), 10, "its end")
-    eventually(lambda: not launchers["a"].out(), 10, "the word of it")
+    eventually(lambda: not launchers["a"].memory.excluded(within=60.0), 60, "its end")
+    eventually(lambda: not launchers["a"].out(), 60, "the word of it")
 
 
 def test_what_one_launcher_notes_the_others_learn(launchers: dict[str, Launcher]) -> None:
     a, b = launchers["a"], launchers["b"]
     for each in (a, b):
         each.memory.seen(["a", "b", "c", "d"])
-        each.memory.excluded(within=10.0)
-    b.memory.mark("b", Mark(Sign.DEVICE, "Xid 79", 1, 3), within=10.0)
+        each.memory.excluded(within=60.0)
+    b.memory.mark("b", Mark(Sign.DEVICE, "Xid 79", 1, 3), within=60.0)
     assert "Xid 79" in b.memory.excluded()["b"]  # known at once where it happened
-    eventually(lambda: a.out() == {"b"}, 10, "the exclusion")
-    eventually(lambda: a.reports and b.reports, 10, "words")
+    eventually(lambda: a.out() == {"b"}, 60, "the exclusion")
+    eventually(lambda: a.reports and b.reports, 60, "words")
     assert a.reports == b.reports
     assert a.reports[0].startswith("b is excluded for 4h: Xid 79")
-    a.memory.mark("c", Mark(Sign.DEVICE, "Xid 48", 2), within=10.0)
+    a.memory.mark("c", Mark(Sign.DEVICE, "Xid 48", 2), within=60.0)
     assert set(a.memory.excluded()) == {"b"}  # a second of four would be too many
-    eventually(lambda: len(a.reports) == 2, 10, "words")
+    eventually(lambda: len(a.reports) == 2, 60, "words")
     assert "c stays: Xid 48; but 1 of 4 nodes are excluded" in a.reports[1]
     assert len(b.reports) == 1  # it is about neither of them, and a is the first
 
@@ -205,31 +206,30 @@ def test_the_same_thing_noted_by_all_counts_once(launchers: dict[str, Launcher],
         each.memory.seen(["a", "b", "c", "d"])
         each.memory.mark("d", Mark(Sign.LOST, "gone", 4))
     for each in launchers.values():
-        each.memory.excluded(within=10.0)
+        each.memory.excluded(within=60.0)
     assert [type(each) for each in file.read().hosts["d"].entries] == [Marked]
 
 
 def test_what_cannot_be_written_now_is_written_later(launchers: dict[str, Launcher], file: NodesFile) -> None:
     a = launchers["a"]
-    a.memory.excluded(within=5.0)
+    a.memory.excluded(within=60.0)
     lock = FileLock(file.path.with_name(".nodes.json.lock"))
     with lock:
-        began = time.monotonic()
         a.memory.mark("d", Mark(Sign.LOST, "gone", 4), within=0.3)
-        assert time.monotonic() - began < 10.0
-    eventually(lambda: "d" in file.read().hosts, 20, "the mark")
+        assert "d" not in file.read().hosts  # and the caller goes on all the same
+    eventually(lambda: "d" in file.read().hosts, 60, "the mark")
 
 
 def test_a_directory_that_is_gone_is_told_once_and_keeps_nobody(tmp_path: Path) -> None:
     away = Launcher(NodesFile(tmp_path / "away" / "nodes.json", print))
-    away.memory.mark("a", Mark(Sign.LOST, "gone", 1), within=5.0)
-    away.memory.mark("a", Mark(Sign.LOST, "gone", 2), within=5.0)
-    assert away.memory.excluded(within=5.0) == {}
+    away.memory.mark("a", Mark(Sign.LOST, "gone", 1), within=60.0)
+    away.memory.mark("a", Mark(Sign.LOST, "gone", 2), within=60.0)
+    assert away.memory.excluded(within=60.0) == {}
     assert len(away.reports) == 1
     assert "the memory of nodes can't be used" in away.reports[0]
     (tmp_path / "away").mkdir()
-    eventually(lambda: "a" in away.file.read().hosts, 10, "the marks")
+    eventually(lambda: "a" in away.file.read().hosts, 60, "the marks")
     marks = [each for each in away.file.read().hosts["a"].entries if isinstance(each, Marked)]
     assert [each.attempt for each in marks] == [1, 2]
     away.memory.close()
-    assert away.memory.excluded(within=5.0) == {}  # and no thread any more to ask
+    assert away.memory.excluded(within=60.0) == {}  # and no thread any more to ask

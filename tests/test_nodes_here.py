@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import subprocess
 import textwrap
 import time
 from collections import Counter
@@ -67,7 +69,9 @@ SCRIPT = """
 
 
 def _node(runner: Runner, remote: Remote, port: int, letter: str) -> Started:  # noqa: F811
-    meet = ("--nnodes", "2", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", "last_call_timeout=1")
+    # None passes for lost because this machine was busy: the spare would have its seat.
+    conf = ("--rdzv-conf", "last_call_timeout=1,lost_timeout=60")
+    meet = ("--nnodes", "2", "--rdzv-endpoint", f"localhost:{port}", *conf)
     env = remote.environment | {"FTRUN_CACHE": str(runner.cwd / f"cache-{letter}")}
     return runner.start(
         *meet,
@@ -96,6 +100,16 @@ def _go(runner: Runner, limit: int) -> None:
     temporary = runner.cwd / "limit.new"
     temporary.write_text(str(limit))
     temporary.replace(runner.cwd / "limit")
+
+
+def _left(runner: Runner, node: Started) -> bool:
+    """Let the ranks make one step after the other until a node has left; it says so before it asks its rank to."""
+    for limit in range(4, STEPS - 1):
+        _go(runner, limit)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.process.wait(0.3)
+            return True
+    return False
 
 
 def _fetched(runner: Runner, letter: str) -> set[int]:
@@ -131,10 +145,11 @@ def test_a_spare_fills_its_cache_and_an_excluded_node_saves_before_it_leaves(
         # The second is left out while it trains: all save, the spare takes its seat, and no step is done twice.
         out = Excluded(time.time(), By.USER, "loud fans", 3600.0)  # as `ftrun nodes exclude` does it
         NodesFile(runner.run_dir("pair").nodes, print).change(lambda book: book.add(f"{HOST}#2", out))
-        eventually(lambda: "saving at the next step boundary" in second.err.read_text(), 30, "the node's own word")
-        _go(runner, STEPS - 2)
+        eventually(lambda: "saving at the next step boundary" in second.err.read_text(), 60, "the node's own word")
+        assert _left(runner, second)
         result = second.wait()
         assert (result.code, "loud fans" in result.err) == (ExitCode.EXCLUDED, True)
+        _go(runner, STEPS - 2)
         eventually(lambda: len(_workers(runner, 1)) == 2, 60, "a step of the spare")
         # Its worker had imported torch before it was wanted.
         commands = [psutil.Process(each).cmdline() for each in _workers(runner, 1) if psutil.pid_exists(each)]
@@ -159,6 +174,6 @@ def test_a_spare_fills_its_cache_and_an_excluded_node_saves_before_it_leaves(
     reads = {int(name[1:5]): count for name, count in remote.reads().items()}
     assert sum(reads[index] for index in reads.keys() - last) <= len(reads.keys() - last) + 2  # the end may cut one off
     assert max(reads[index] for index in early) <= 2
-    eventually(lambda: not psutil.pid_exists(pid), 10, "the end of the spare's filler")
+    eventually(lambda: not psutil.pid_exists(pid), 60, "the end of the spare's filler")
     assert not spare.path.exists()
     assert not [*(runner.cwd / "runs/pair/data").glob("spares/*"), *(runner.cwd / "runs/pair/data").glob("offers")]

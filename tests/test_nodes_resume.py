@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import eventually
 from nodes_kit import run_fixture, snapshot  # noqa: F401 - a fixture
-from rendezvous_kit import meeting
+from rendezvous_kit import unhurried
 
 from ftrun import events
 from ftrun.checkpoint import epochs, reader
@@ -46,7 +46,7 @@ def half_committed(run: Run) -> tuple[Launcher, Launcher, AttemptName]:
     two.seal(made, [1])
     two.keep()
     root = one.rounds._root
-    eventually(lambda: root.size(attempt_key(made.name, done_json(1))), 20, "the word of node 1")
+    eventually(lambda: root.size(attempt_key(made.name, done_json(1))), 60, "the word of node 1")
     return one, two, made.name
 
 
@@ -99,7 +99,7 @@ def test_what_lay_on_a_lost_node_alone_is_given_up_and_the_one_before_is_used(ru
     assert f"checkpoint {later.name} is passed over: the part of rank 1 lies on no node that is here" in one.warned
     root = one.rounds._root
     assert "done/n0000.failed.json" in root.files(later.name), "nobody waits for it any more"
-    assert one.keeping.finish(20), "nor does the end of the run"
+    assert one.keeping.finish(60), "nor does the end of the run"
 
 
 def test_keepers_that_stand_still_are_not_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_keepers_that_stand_still_are_not_waited_for(run: Run, monkeypatch: pyte
     assert begun.resume is None
     assert f"checkpoint {made.name} is passed over: its parts were not drained in time: " in one.warned
     two.kill_keeper()  # another one goes on
-    eventually(lambda: two.keep() or run.committed(), 20, "its commit, late as it is")
+    eventually(lambda: two.keep() or run.committed(), 60, "its commit, late as it is")
 
 
 def test_a_lost_node_that_had_done_its_part_loses_nothing(run: Run) -> None:
@@ -133,18 +133,18 @@ def test_the_next_leader_commits_what_the_lost_one_was_about_to(run: Run) -> Non
     two.keep()
     one.keep("manifest:kill")
     root = one.rounds._root
-    eventually(lambda: root.size(attempt_key(made.name, done_json(0))), 20, "the word of node 0")
-    eventually(lambda: one.keeping._keeper._process.poll() is not None, 20, "the end of its keeper")  # type: ignore[union-attr]
+    eventually(lambda: root.size(attempt_key(made.name, done_json(0))), 60, "the word of node 0")
+    eventually(lambda: one.keeping._keeper._process.poll() is not None, 60, "the end of its keeper")  # type: ignore[union-attr]
     assert run.committed() == []
     (begun,) = run.meet(two)
     assert begun.resume == str(made.name)
-    assert two.keeping.finish(20)
+    assert two.keeping.finish(60)
 
 
 def test_numbers_change_hands_and_each_save_knows_its_own(run: Run) -> None:
     one, two = pair(run)
     two.keep()
-    eventually(lambda: seats._is_kept(two.tier), 20, "its keeper")
+    eventually(lambda: seats._is_kept(two.tier), 60, "its keeper")
     three = run.launcher()
     run.meet(one, three)  # two stands still, and three gets its number
     assert three.tier.path != two.tier.path, "which lives on this machine"
@@ -158,7 +158,7 @@ def test_numbers_change_hands_and_each_save_knows_its_own(run: Run) -> None:
         each.seal(more, [rank], 1)
         each.keep()
     root = one.rounds._root
-    eventually(lambda: root.size(attempt_key(more.name, done_json(0))), 20, "the word of the node that leaves")
+    eventually(lambda: root.size(attempt_key(more.name, done_json(0))), 60, "the word of the node that leaves")
     (last, _) = run.meet(two, one)
     assert last.resume == str(more.name)
     words = {file for file in root.files(more.name) if file.startswith("done/")}
@@ -186,7 +186,7 @@ def test_a_node_that_comes_back_from_the_dead_commits_nothing(run: Run) -> None:
     # Node 0 stood still when the others went on: its keeper wakes up, and all that is missing is its own part.
     later = epochs.claim(root, one.rounds._plan.run_id, fresh=False, parent=None)
     one.keep()
-    outcome = eventually(lambda: outcome_of(one, made), 40, "what its keeper says")
+    outcome = eventually(lambda: outcome_of(one, made), 60, "what its keeper says")
     assert not outcome.committed
     assert f"epoch {later.epoch} has begun without this node" in outcome.reason
     assert run.committed() == []
@@ -209,7 +209,7 @@ def left_with_a_copy(run: Run) -> tuple[Launcher, AttemptName]:
     made = snapshot(named(1, 10))
     for rank, each in enumerate((one, two)):
         each.seal(made, [rank])
-    eventually(lambda: [seal.rank for _, seal in one.tier.copies.sealed()] == [1], 20, "the copy")
+    eventually(lambda: [seal.rank for _, seal in one.tier.copies.sealed()] == [1], 60, "the copy")
     two.kill_keeper()
     two.tier.remove()
     return one, made.name
@@ -222,7 +222,7 @@ def test_what_another_node_has_a_copy_of_is_not_lost(run: Run) -> None:
     assert (begun.resume, run.committed(), one.warned) == (str(made), [str(made)], "")
     root = one.rounds._root
     assert {"done/n0000.json", "done/n0001.json"} <= root.files(made).keys()
-    assert one.keeping.finish(20)
+    assert one.keeping.finish(60)
     assert not copies.path.exists()
 
 
@@ -240,20 +240,20 @@ def test_a_leader_whose_round_is_over_takes_no_epoch(run: Run, monkeypatch: pyte
     one, _ = pair(run)
     events_file = one.rounds._plan.run_dir.events()
     events.EventLog(events_file).write(events.Committed(10, "away", 0.1, 1))  # it isn't in the root: is that mounted?
-    with meeting(2, 2) as nodes:
+    with unhurried(2, 2) as nodes:
         a, b = nodes.node(), nodes.node()
         first, second = nodes.met(a, b)
         Gathering(second.store, 1, 2).report([], "")
         begun = nodes.pool.submit(one.rounds.begin, first.store, 0, 2)
-        eventually(lambda: "the restart waits for it" in one.warned, 20, "it to wait for the root")
+        eventually(lambda: "the restart waits for it" in one.warned, 60, "it to wait for the root")
         again = nodes.meet(b)  # the others don't
-        eventually(a.num_nodes_waiting, 20, "the end of the round")
+        eventually(a.num_nodes_waiting, 60, "the end of the round")
         events_file.unlink()  # as good as a root that is back
         with pytest.raises(RoundBroken, match="starts again"):
-            begun.result(20)
+            begun.result(60)
         assert one.rounds._root.epochs() == [1]
         nodes.met(a)
-        again[0].result(20)
+        again[0].result(60)
 
 
 def test_all_nodes_say_whose_fault_it_is_that_there_is_no_attempt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def save(one: Launcher, two: Launcher, made: Written, slot: int = 0) -> None:
         each.keep()
         each.seal(made, [rank], slot)
         each.keeping._keeper.wake()
-    eventually(lambda: copied(one, made) == [1], 20, "the copy on the first node")
-    eventually(lambda: copied(two, made) == [0], 20, "the copy on the second node")
+    eventually(lambda: copied(one, made) == [1], 60, "the copy on the first node")
+    eventually(lambda: copied(two, made) == [0], 60, "the copy on the second node")
 
 
 @dataclass
@@ -161,7 +161,7 @@ def test_a_lost_nodes_part_is_read_from_its_copy_and_later_copies_are_taken(
     for rank, each in enumerate((one, two)):
         each.seal(made, [rank])
         each.keeping._keeper.wake()
-    eventually(lambda: copied(two, made) == [0], 20, "the copy")
+    eventually(lambda: copied(two, made) == [0], 60, "the copy")
     one.kill_keeper()
     one.tier.remove()
     # Its part is committed from the copy; then the keeper that brought it there hangs in what comes afterwards.
@@ -178,14 +178,14 @@ def test_a_lost_nodes_part_is_read_from_its_copy_and_later_copies_are_taken(
         two.keep()
         return not adopted.pids()
 
-    eventually(ended, 20, "the end of that keeper")
+    eventually(ended, 60, "the end of that keeper")
     assert restore(run, two, made).sizes == near, "until another copy comes"
     three = run.launcher(*COPIES)
     run.meet(two, three)
     save(two, three, snapshot(named(3, 20)), 1)  # its number is another one now
-    eventually(lambda: two.tier.ranks() == [0], 20, "the memory of the rank that it had")
-    assert two.keeping.finish(20)
-    assert three.keeping.finish(20)
+    eventually(lambda: two.tier.ranks() == [0], 60, "the memory of the rank that it had")
+    assert two.keeping.finish(60)
+    assert three.keeping.finish(60)
     assert not two.tier.copies.path.exists()
 
 
@@ -196,7 +196,7 @@ def test_a_copy_that_a_lost_node_never_takes_keeps_no_later_one_waiting(run: Run
     two.keeping._keeper.wake()
     gone = one.keeping._copies
     assert gone is not None
-    gone._socket.settimeout(20)
+    gone._socket.settimeout(60)
     connection, _ = gone._socket.accept()
     with connection:  # and not a word
         three = run.launcher(*COPIES)
@@ -220,14 +220,14 @@ def test_status_shows_what_is_in_each_nodes_memory(run: Run) -> None:
     log.write(events.AttemptStarted(1, 2, None, 0, {"0": 1}))
     made = snapshot(named(1, 10))
     save(one, two, made)
-    shown = eventually(lambda: of_both(run_dir, made), 20, "both nodes' memories in the status")
+    shown = eventually(lambda: of_both(run_dir, made), 60, "both nodes' memories in the status")
     for node, own in enumerate(shown):
         assert (own["node"], own["host"], own["snapshot"]["step"]) == (node, HOST, 10)
         assert own["snapshot"]["size"] == size_of(made, node)
         (copy,) = own["copies"]
         assert (copy["of"], copy["name"], copy["size"]) == (HOST, str(made.name), size_of(made, 1 - node))
     for each in (one, two):
-        assert each.keeping.finish(20)
+        assert each.keeping.finish(60)
     assert [each["snapshot"] for each in document(run_dir)["nodes"]] == [None, None], "the memory is given back"
 
 
@@ -244,10 +244,12 @@ def of_both(run_dir: RunDir, made: Written) -> list[dict[str, Any]]:
 _TOLD = """
 import os, sys
 from pathlib import Path
+from ftrun.checkpoint.keeper import inventory as module
 from ftrun.checkpoint.keeper.config import KeeperConfig
 from ftrun.checkpoint.keeper.inventory import Inventory
 from ftrun.checkpoint.memory.tier import Tier
 
+module._LAST_SECONDS = float(sys.argv[3])
 config = KeeperConfig(sys.argv[1], "run", "root", {}, "", 0, 1, None, None, os.getpid(), shared=True)
 inventory = Inventory(Tier(Path(sys.argv[2])), config)
 inventory.look({}, 0)
@@ -264,9 +266,9 @@ def test_a_run_directory_that_hangs_keeps_no_keeper_from_its_work(tmp_path: Path
     with HungMount(real, tmp_path / "mount") as mount:
         command = [sys.executable, "-c", _TOLD, str(mount.path), str(tmp_path / "tier")]
         mount.hang()
-        assert subprocess.run(command, capture_output=True, text=True, timeout=30).stdout == "looked\n"
+        assert subprocess.run([*command, "2"], capture_output=True, text=True, timeout=60).stdout == "looked\n"
         mount.go_on()
-        subprocess.run(command, check=True, timeout=30)
+        subprocess.run([*command, "60"], check=True, timeout=90)  # it ends once that is written
         (told,) = [each.event for each in events.read(RunDir(real).events())]
         assert isinstance(told, events.InMemory)
 

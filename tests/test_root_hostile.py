@@ -31,7 +31,7 @@ from ftrun.errors import CheckpointError, CorruptCheckpoint
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(100)
 
 
 def loop(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -71,6 +72,7 @@ def goes_on(runner: Runner, stopped: Path) -> str:
 def test_a_killed_rank_costs_nothing_but_time(runner: Runner, calm: str) -> None:
     (runner.cwd / "job.yaml").write_text(
         f"name: killed\nscript: {SMALL}\nlaunch: {{nproc_per_node: 2}}\nfaults: [{{at_step: 13, rank: 1, do: kill}}]\n"
+        "checkpoint: {when_busy: wait}\n"  # steps take no time here: a keeper that stands still would miss some saves
     )
     killed = runner.run("-c", "job.yaml", standbys=True)
     assert killed.code == 0, killed
@@ -163,7 +165,7 @@ def test_a_signal_saves_and_leaves_with_75_and_the_same_command_continues(runner
     assert "in use by another launcher" in second.err
     assert f"pid {started.process.pid}" in second.err
     started.process.send_signal(signal.SIGINT)
-    result = started.wait(40)
+    result = started.wait()
     assert result.code == 75, result
     saved = of(runner, "polite", events.Committed)[-1].event.step
     assert of(runner, "polite", events.StepsEnded)[-1].event.step == saved
@@ -174,8 +176,9 @@ def test_a_signal_saves_and_leaves_with_75_and_the_same_command_continues(runner
     assert of(runner, "polite", events.StepsBegan)[-1].event.step == saved
     ranks = of(runner, "polite", events.AttemptStarted)[-1].event.pids
     for pid in (again.process.pid, *ranks.values()):  # to every process at once it is one request
-        os.kill(pid, signal.SIGTERM)
-    result = again.wait(40)
+        with contextlib.suppress(ProcessLookupError):  # it may have left by now on the launcher's word
+            os.kill(pid, signal.SIGTERM)
+    result = again.wait()
     assert result.code == 75, result
     assert "saved and stopped on SIGTERM" in result.err
     saved = of(runner, "polite", events.Committed)[-1].event.step
@@ -193,12 +196,12 @@ def test_programs_that_a_script_started_are_gone_too(runner: Runner) -> None:
         "time.sleep(600)\n"
     )
     started = runner.start("--nproc", "2", "--name", "programs", script)
-    eventually(lambda: started.out.read_text().count("started") == 2, 30, "both ranks to start theirs")
+    eventually(lambda: started.out.read_text().count("started") == 2, 60, "both ranks to start theirs")
     family = psutil.Process(started.process.pid).children(recursive=True)
     assert len(family) > 40
     os.kill(started.process.pid, signal.SIGKILL)
-    started.process.wait(10)
-    eventually(lambda: not any(each.is_running() for each in family), 30, "the end of all of them")
+    started.process.wait(60)
+    eventually(lambda: not any(each.is_running() for each in family), 60, "the end of all of them")
 
 
 @pytest.mark.slow
@@ -257,7 +260,7 @@ def test_damage_is_passed_over_and_nothing_left_is_never_a_quiet_fresh_start(run
     started = runner.start("--name", goes_on, SMALL, *LONG)
     eventually(lambda: len(of(runner, goes_on, events.StepsBegan)) == 2, 60, "the run to go on")
     started.process.send_signal(signal.SIGTERM)
-    result = started.wait(40)
+    result = started.wait()
     assert result.code == 75, result
     assert "marked bad" in result.err
     assert f"resumes from step {rows[1]['step']}" in result.err
@@ -297,7 +300,7 @@ def test_alone_under_python_and_under_plain_torchrun(runner: Runner, calm: str) 
     assert failed.code == 1, failed
     records = list(events.read(runner.cwd / "here" / "events" / "n0000.jsonl"))
     begun = [record.event.step for record in records if isinstance(record.event, events.StepsBegan)]
-    assert begun == [0, 10]
+    assert begun in ([0, 10], [0, 5])  # the other rank may still have been at the snapshot of step 10
     done = runner.python(*under, env=env)
     assert done.code == 0, done
     assert weights(done.out) == calm
@@ -348,18 +351,18 @@ def test_a_run_is_finished_when_the_script_is_and_not_before(runner: Runner) -> 
         "            sys.exit(0)\n"
         "    print('after the loop', flush=True)\n"
         "    if not os.path.exists('go'):\n"
-        "        time.sleep(60)\n"
+        "        time.sleep(600)\n"
         "    print('done', flush=True)\n"
         "main()\n"
     )
-    command = ("--name", "limit", "--set", "signals.grace=1s", script)
+    command = ("--name", "limit", "--set", "checkpoint.when_busy=wait", script)
     first = runner.run(*command)
     assert first.code == 0, first
     assert "left before its end; the same command continues" in first.err
-    second = runner.start(*command)
+    second = runner.start("--set", "signals.grace=1s", *command)  # it sleeps on
     eventually(lambda: "after the loop" in second.out.read_text(), 60, "the end of the loop")
     second.process.send_signal(signal.SIGTERM)
-    result = second.wait(40)
+    result = second.wait()
     assert result.code == 75, result
     assert "resumes from step 15" in result.err
     (runner.cwd / "go").touch()
@@ -372,11 +375,11 @@ def test_a_run_is_finished_when_the_script_is_and_not_before(runner: Runner) -> 
 @pytest.mark.slow
 def test_a_stop_before_there_is_a_checkpoint_is_the_signals_own_code(runner: Runner) -> None:
     script = runner.cwd / "slow.py"
-    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
     started = runner.start("--name", "early", script)
-    eventually(lambda: "here" in started.out.read_text(), 30, "the script to start")
+    eventually(lambda: "here" in started.out.read_text(), 60, "the script to start")
     started.process.send_signal(signal.SIGTERM)
-    result = started.wait(40)
+    result = started.wait()
     assert result.code == 143, result
     assert "stopped by SIGTERM" in result.err
 
@@ -385,6 +388,7 @@ FULL = """
 mount -t tmpfs -o size=2m none "$1"
 ( until [ -e "$1/LATEST" ]; do sleep 0.02; done
   dd if=/dev/zero of="$1/fill" bs=4k 2>/dev/null
+  touch full
   until grep -q save_failed "$2"; do sleep 0.05; done
   sleep 2; rm "$1/fill" ) &
 shift 2
@@ -398,8 +402,18 @@ def test_a_disk_that_is_full_for_a_while_costs_no_state(runner: Runner) -> None:
     root = runner.cwd / "root"
     root.mkdir()
     events_file = runner.run_dir("full").events()
-    command = ("--name", "full", "--set", f"checkpoint.root={root}", SMALL, "--total", "12")
-    command += ("--pace", "0.5")  # the disk must be full before the last save, by seconds
+    script = runner.cwd / "waits.py"  # before the last save, until the disk is full
+    script.write_text(
+        "import os, time, torch, ftrun\n"
+        "@ftrun.entrypoint(every=5)\n"
+        "def main(ft):\n"
+        "    ft.track(model=torch.nn.Linear(8, 1))\n"
+        "    for step in ft.steps(total=12):\n"
+        "        while step == 7 and not os.path.exists('full'):\n"
+        "            time.sleep(0.02)\n"
+        "main()\n"
+    )
+    command = ("--name", "full", "--set", f"checkpoint.root={root}", script)
     result = runner.run(*command, under=("unshare", "-m", "bash", "-c", FULL, "-", root, events_file))
     assert result.code == 0, result
     assert "checkpoints wait for" in result.err

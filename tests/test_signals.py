@@ -207,7 +207,7 @@ def test_a_forked_child_has_its_handlers_back() -> None:
 
 @pytest.fixture
 def request_of_rank_0() -> Iterator[StopRequest]:
-    request = StopRequest(0)
+    request = StopRequest(0, launched=False)
     request.listen_for_requests()
     request.listen()
     yield request
@@ -224,6 +224,21 @@ def test_a_warning_and_the_end_that_follows_are_not_two_requests(
         time.sleep(stopping._SAME_REQUEST * 2)
     os.kill(os.getpid(), signal.SIGTERM)
     assert request_of_rank_0.heard(alone) == "SIGTERM"
+
+
+@pytest.mark.parametrize(("launched", "code"), [(False, -signal.SIGTERM), (True, 0)])
+def test_what_a_launcher_passes_on_late_is_no_second_request(launched: bool, code: int) -> None:
+    program = f"""
+import os, signal, time
+from ftrun.session import stopping
+
+stopping._SAME_REQUEST, stopping._PASSED_ON = 0.1, 600.0
+stopping.StopRequest(0, launched={launched}).listen()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.2)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == code
 
 
 def test_a_wish_to_save_counts_once(request_of_rank_0: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:

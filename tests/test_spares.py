@@ -45,7 +45,7 @@ def registered(run: Path, remote: Remote) -> Registered:  # noqa: F811
     """The first of two nodes, of two ranks each, reads all files."""
     found = register(Berth(run, 0, 1, 4, (0, 1)), "train", loader(Urls(remote.fill(), remote.files())))
     assert found is not None
-    found.settle(10)
+    found.settle(60)
     return found
 
 
@@ -92,11 +92,11 @@ def test_a_spare_fetches_what_the_last_ranks_read_next(
     spare = SpareFiller(run, "b", lambda: str(tmp_path / "other"), lambda: True, said.append)
     spare.start()
     try:
-        eventually(lambda: offering.look(time.monotonic()) or spare.pid, 20, "the spare's filler")
+        eventually(lambda: offering.look(time.monotonic()) or spare.pid, 60, "the spare's filler")
         files = CachedFiles(tmp_path / "other", reserve_free=0)
         order = order_of(loader(list(range(96))).recipe, 0).take(0, 96).tolist()
         expected = {order[place] for place in range(40, 96) if place % 4 in (2, 3)}
-        eventually(lambda: len(list(files.cached())) == len(expected), 20, "all that is read in this epoch")
+        eventually(lambda: len(list(files.cached())) == len(expected), 60, "all that is read in this epoch")
         assert {int(each.url[-8:-4]) for each in files.cached()} == expected
         pid = spare.pid
         assert spare.directory is not None
@@ -116,7 +116,7 @@ directory = FillDir(Path(sys.argv[1]))
 directory.make()
 held = directory.hold_for_spare()
 directory.plan("train").write_text("{}")
-time.sleep(60)
+time.sleep(300)
 """
 
 
@@ -127,12 +127,12 @@ def test_what_a_killed_spare_has_left_goes_with_the_next_filler_of_that_cache(ru
     try:
         for each in (mine, members):
             each.make()
-        eventually(left.plan("train").exists, 20, "a spare")
+        eventually(left.plan("train").exists, 60, "a spare")
         pool.sweep(mine.path)
         assert left.plan("train").exists(), "it lives"
     finally:
         doomed.kill()
-        doomed.wait(10)
+        doomed.wait(60)
     assert left.plan("train").exists(), "nobody was left to remove it"
     pool.sweep(mine.path)
     # What other members have left, the next start of their run takes up.
@@ -142,7 +142,7 @@ def test_what_a_killed_spare_has_left_goes_with_the_next_filler_of_that_cache(ru
 def test_a_spare_of_a_job_without_a_cache_starts_nothing(run: Path, tmp_path: Path) -> None:
     spare = SpareFiller(run, "b", lambda: str(tmp_path / "other"), lambda: True, print)
     spare.start()
-    eventually((run / "data" / "spares" / "b.json").exists, 10, "its question")
+    eventually((run / "data" / "spares" / "b.json").exists, 60, "its question")
     Offering(run, 0, lambda: "").look(time.monotonic())
     spare.hand_over()
     assert spare.pid == 0

@@ -164,7 +164,7 @@ def test_other_values_for_a_while_past_torch_are_seen_in_a_trial(loop: Loop) -> 
         under_way = loop.slot.stager._pending
         assert under_way is not None
         if under_way.is_trial:  # an evaluation of an average takes many times what a look does
-            eventually(lambda: under_way._differed, 20, "a look")
+            eventually(lambda: under_way._differed, 60, "a look")
         loop.small.data.copy_(kept)
 
     assert loop.save(evaluate_another) == (set(), set())

@@ -140,7 +140,7 @@ def test_digests() -> None:
 
 def test_work_is_done_once_from_both_ends() -> None:
     done: list[int] = []
-    meet = threading.Barrier(2, timeout=10)
+    meet = threading.Barrier(2, timeout=60)
 
     def task(number: int) -> None:
         if number in (0, 99):
@@ -151,10 +151,10 @@ def test_work_is_done_once_from_both_ends() -> None:
     helper = Helper()
     helper.submit(work.help)
     work.help(from_end=True)
-    work.wait(10)
+    work.wait(60)
     assert work.error is None
     assert sorted(done) == list(range(100))
-    helper.close(10)
+    helper.close(60)
 
 
 def test_what_is_kept_is_done_by_one_thread() -> None:
@@ -166,22 +166,22 @@ def test_what_is_kept_is_done_by_one_thread() -> None:
         did[number] = threading.get_ident()
         if number == 0:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
 
     work = Work([lambda number=number: task(number) for number in range(100)])
     helper = Helper()
     helper.submit(work.help)
-    assert begun.wait(10)
+    assert begun.wait(60)
     work.keep()
     go_on.set()
-    assert helper.wait(10)  # it leaves the rest
+    assert helper.wait(60)  # it leaves the rest
     assert len(work) == 99
     work.help(from_end=True)
-    work.wait(10)
+    work.wait(60)
     me = threading.get_ident()
     assert {number for number, thread in did.items() if thread != me} == {0}
     assert len(did) == 100
-    helper.close(10)
+    helper.close(60)
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_whoever_waits_is_not_woken_by_each_task() -> None:
     seen: list[int] = []
     short = [lambda: time.sleep(0.001)] * 100
     work = Work([lambda: seen.append(switches()), *short, lambda: seen.append(switches())])
-    waiting = threading.Thread(target=work.wait, args=(20,))
+    waiting = threading.Thread(target=work.wait, args=(60,))
     waiting.start()
     work.help()
-    waiting.join(20)
+    waiting.join(60)
     assert seen[1] - seen[0] < 20
 
 
@@ -236,16 +236,16 @@ def test_an_interrupt_passes_and_leaves_nobody_waiting() -> None:
 
 def test_waiting_has_an_end() -> None:
     begun, release = threading.Event(), threading.Event()
-    work = Work([lambda: begun.set() or release.wait(10), lambda: None])
+    work = Work([lambda: begun.set() or release.wait(60), lambda: None])
     helper = Helper()
     helper.submit(work.help)
-    assert begun.wait(10)  # a helper that comes too late finds nothing left to do
+    assert begun.wait(60)  # a helper that comes too late finds nothing left to do
     work.wait(0.05)
     assert "not done after" in str(work.error)
     assert not helper.wait(0.01)
     release.set()
-    assert helper.wait(10)
-    helper.close(10)
+    assert helper.wait(60)
+    helper.close(60)
 
 
 def test_the_helper_survives_a_job_that_fails() -> None:
@@ -257,9 +257,9 @@ def test_the_helper_survives_a_job_that_fails() -> None:
     helper = Helper()
     helper.submit(broken)
     helper.submit(lambda: done.append(1))
-    assert helper.wait(10)
+    assert helper.wait(60)
     assert done == [1]
-    helper.close(10)
+    helper.close(60)
 
 
 def test_the_helper_begins_later_where_no_thread_can_be_had_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,9 +273,9 @@ def test_the_helper_begins_later_where_no_thread_can_be_had_now(monkeypatch: pyt
         with pytest.raises(RuntimeError, match="new thread"):
             helper.submit(lambda: done.append(1))
     helper.submit(lambda: done.append(2))
-    assert helper.wait(10)
+    assert helper.wait(60)
     assert done == [2]
-    helper.close(10)
+    helper.close(60)
 
 
 def test_the_helper_gives_way_to_the_training() -> None:
@@ -286,10 +286,10 @@ def test_the_helper_gives_way_to_the_training() -> None:
     helper.submit(
         lambda: seen.append((os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), threading.get_native_id()))
     )
-    assert helper.wait(10)
+    assert helper.wait(60)
     here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     assert seen[0][0] > here or here >= 5
-    helper.close(10)
+    helper.close(60)
 
 
 def test_a_copy_has_a_name() -> None:

@@ -63,14 +63,14 @@ class Loop:
 
     def _hold(self) -> None:
         gate = self._gate = threading.Event()
-        self.stager.in_background(lambda: gate.wait(20) and None)
+        self.stager.in_background(lambda: gate.wait(60) and None)
 
     def go(self) -> None:
         self._gate.set()
 
     def save(self, *, held: bool = False) -> Taken:
         """Take a snapshot. ``held``: the helper copies nothing until :meth:`go`."""
-        assert self.stager.settle(20)
+        assert self.stager.settle(60)
         if held:
             self._hold()
         path = self._paths[self._saves % 2]
@@ -105,7 +105,7 @@ class Loop:
 
     def settle(self) -> None:
         self.go()
-        assert self.stager.settle(20)
+        assert self.stager.settle(60)
 
     def overlaps(self, step: Callable[[], None]) -> set[str]:
         """Names of what is not yet copied when a save returns."""
@@ -274,7 +274,7 @@ def test_a_change_before_the_copy_drops_the_snapshot_and_the_next_is_whole(trust
 def test_a_change_after_the_copy_does_no_harm(trusted: Trusted) -> None:
     loop, net, step = trusted
     taken = loop.save()
-    assert loop.stager._helper.wait(20)
+    assert loop.stager._helper.wait(60)
     for change in CHANGES.values():
         change(net)
     step()
@@ -374,7 +374,7 @@ def test_a_step_on_another_thread(trusted: Trusted) -> None:
     taken = loop.save(held=True)
     thread = threading.Thread(target=step)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     loop.settle()
     assert taken.is_whole()
 
@@ -474,7 +474,7 @@ def test_an_end_before_the_fence(trusted: Trusted) -> None:
     loop, net, step = trusted
     taken = loop.save(held=True)
     loop.go()
-    assert loop.stager.close(20)
+    assert loop.stager.close(60)
     assert taken.is_whole()
     before = raw(net.wide.weight)
     step()

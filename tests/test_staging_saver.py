@@ -51,7 +51,7 @@ class Scene:
         return {seal.step: (slot, seal) for slot, seal in self.tier.sealed()}
 
     def wait_for_seal(self, step: int) -> tuple[Slot, Seal]:
-        found = eventually(lambda: self.sealed().get(step), 20, f"the seal of step {step}")
+        found = eventually(lambda: self.sealed().get(step), 60, f"the seal of step {step}")
         assert isinstance(found, tuple)
         return found
 
@@ -89,7 +89,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
     made = Scene(tier, contract, events.EventLog(tmp_path / "events.jsonl"), tmp_path / "events.jsonl", [])
     yield made
     for each in made.made:
-        each.close(10)
+        each.close(60)
 
 
 class Model:
@@ -124,8 +124,8 @@ def save(saver: Saver, model: Model, step: int) -> None:
 def save_held(saver: Saver, model: Model, step: int) -> Callable[[], None]:
     """Save, with a helper that copies nothing until what is returned is called."""
     gate = threading.Event()
-    assert saver._stager.settle(10)
-    saver._stager.in_background(lambda: gate.wait(10) and None)
+    assert saver._stager.settle(60)
+    saver._stager.in_background(lambda: gate.wait(60) and None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saver._stager, "settle", lambda _timeout: True)  # else the save would wait for the gate
         save(saver, model, step)
@@ -164,7 +164,7 @@ def test_a_seal_says_it_all(scene: Scene) -> None:
         assert content[piece.offset : piece.offset + tensor.numel()] == tensor.numpy().tobytes(), piece.tensor
     whole = load_file(slot.payload)
     assert torch.equal(whole["tracked/net/0.weight"], expected.tensors["tracked/net/0.weight"])
-    (told,) = eventually(scene.told, 10, "the word of it")
+    (told,) = eventually(scene.told, 60, "the word of it")
     assert (told.step, told.reason, told.size) == (12, "interval", slot.payload.stat().st_size)
     assert told.seconds > 0
 
@@ -198,7 +198,7 @@ def test_commits_are_heard(scene: Scene) -> None:
     assert saver.stall_seconds is not None
     assert saver.poll() == []
     attempt = scene.commit(1)
-    (checkpoint,) = eventually(saver.poll, 10, "the commit")
+    (checkpoint,) = eventually(saver.poll, 60, "the commit")
     assert (checkpoint.step, checkpoint.name, checkpoint.root, checkpoint.total, checkpoint.reason) == (
         1,
         attempt,
@@ -219,7 +219,7 @@ def test_waiting(scene: Scene) -> None:
         saver.wait(0.05)
     thread = threading.Timer(0.1, lambda: scene.commit(1))
     thread.start()
-    saver.wait(10)
+    saver.wait(60)
     assert [each.step for each in saver.poll()] == [1], "what was heard while waiting is still news"
 
 
@@ -230,21 +230,21 @@ def test_a_commit_that_failed(scene: Scene, caplog: pytest.LogCaptureFixture) ->
     save(saver, model, 1)
     scene.commit(1, reason="no room on the root", differ=("tracked/net/0.bias",))
     with pytest.raises(CheckpointError, match=r"was not committed: no room on the root"):
-        saver.wait(10)
+        saver.wait(60)
     assert distrusted == ["tracked/net/0.bias"]
     assert "training goes on" in caplog.text
     save(saver, model, 2)
     scene.commit(2)
-    saver.wait(10)
+    saver.wait(60)
 
 
 def test_names_are_new_for_each_save(scene: Scene) -> None:
     model, saver = Model(), scene.saver()
     save(saver, model, 5)
     first = scene.commit(5)
-    saver.wait(10)
+    saver.wait(60)
     save(saver, model, 5)
-    assert saver._stager.settle(10)
+    assert saver._stager.settle(60)
     names = {seal.attempt for _, seal in scene.tier.sealed()}
     assert len(names) == 2
     assert first in names
@@ -255,7 +255,7 @@ def test_of_a_step_that_is_saved_again_the_later_name_is_the_newer(scene: Scene)
     names: list[str] = []
     for _ in range(4):
         save(saver, model, 5)
-        assert saver._stager.settle(10)
+        assert saver._stager.settle(60)
         names += {seal.attempt for _, seal in scene.tier.sealed()} - {*names}
         for slot, seal in scene.tier.sealed():
             slot.mark(slot.drained, seal.attempt)
@@ -315,7 +315,7 @@ def test_waiting_for_a_slot_has_an_end(
     scene.commit(1)
     scene.commit(2)
     with pytest.raises(CheckpointError, match="found no empty slot"):
-        saver.wait(10)
+        saver.wait(60)
 
 
 def test_replace(scene: Scene) -> None:
@@ -334,7 +334,7 @@ def test_replace(scene: Scene) -> None:
     assert "took its place" in failed.reason
     scene.commit(1)
     scene.commit(3)
-    saver.wait(10)
+    saver.wait(60)
 
 
 def test_what_an_earlier_attempt_left(scene: Scene) -> None:
@@ -343,7 +343,7 @@ def test_what_an_earlier_attempt_left(scene: Scene) -> None:
     for step in (1, 2):
         save(before, model, step)
         scene.wait_for_seal(step)
-    before.close(10)
+    before.close(60)
     saver = scene.saver()
     saver.prepare(model.collect)
     assert not saver.may_save(), "the keeper drains them first"
@@ -360,7 +360,7 @@ def test_memory_is_prepared_in_the_size_of_the_state(scene: Scene) -> None:
     model, saver = Model(), scene.saver()
     saver.watch(model.watched())
     saver.prepare(model.collect)
-    assert saver._stager.settle(20)
+    assert saver._stager.settle(60)
     slots = scene.tier.slots(0)
     sizes = [slot.payload.stat().st_size for slot in slots]
     assert sizes[0] == sizes[1] > 64 * 256 * 4 * 6
@@ -377,7 +377,7 @@ def test_a_torn_snapshot_is_dropped_and_said(scene: Scene, caplog: pytest.LogCap
         save(saver, model, step)
         model.step()
         scene.commit(step)
-        saver.wait(10)
+        saver.wait(60)
 
     commit(1)
     commit(2)
@@ -386,7 +386,7 @@ def test_a_torn_snapshot_is_dropped_and_said(scene: Scene, caplog: pytest.LogCap
         model.net[0].weight.add_(1)
     release()
     with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError, match=r"tracked/net/0\.weight.*changed"):
-        saver.wait(10)
+        saver.wait(60)
     assert 3 not in scene.sealed()
     assert caplog.text.count("changed outside an optimizer step") == 1, "it is said once"
     assert [each.committed for each in Outcomes(scene.tier).poll() if each.step == 3] == [False]
@@ -402,11 +402,11 @@ def test_memory_that_can_not_be_had(scene: Scene, monkeypatch: pytest.MonkeyPatc
     model, saver = Model(), scene.saver()
     save(saver, model, 1)
     with pytest.raises(CheckpointError, match="No space left"):
-        saver.wait(10)
+        saver.wait(60)
     monkeypatch.undo()
     save(saver, model, 2)
     scene.commit(2)
-    saver.wait(10)
+    saver.wait(60)
 
 
 def test_a_save_that_is_broken_off_has_an_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,17 +419,17 @@ def test_a_save_that_is_broken_off_has_an_end(scene: Scene, monkeypatch: pytest.
         with pytest.raises(MemoryError):
             save(saver, model, 1)
     with pytest.raises(CheckpointError, match="broken off: MemoryError"):
-        saver.wait(10)
+        saver.wait(60)
     with monkeypatch.context() as patch:
         patch.setattr("ftrun.session.saving.seal_slot", out_of_memory)  # on the helper's thread
         save(saver, model, 2)
-        assert saver._stager.settle(10)
+        assert saver._stager.settle(60)
     with pytest.raises(CheckpointError, match="could not be written: MemoryError"):
-        saver.wait(10)
+        saver.wait(60)
     assert saver.may_save()
     save(saver, model, 3)
     scene.commit(3)
-    saver.wait(10)
+    saver.wait(60)
 
 
 @pytest.mark.parametrize("data", [{"loss": float("nan")}, {"at": object()}])
@@ -438,7 +438,7 @@ def test_a_position_that_is_no_json(scene: Scene, data: dict[str, Any]) -> None:
     with pytest.raises(NotStorable, match="data position can't be stored"):
         saver.save(1, None, "user", dict, data)
     with pytest.raises(CheckpointError, match="broken off: NotStorable"):
-        saver.wait(10)  # nobody takes the step for saved
+        saver.wait(60)  # nobody takes the step for saved
 
 
 def test_a_position_that_moves_on(scene: Scene) -> None:
@@ -456,7 +456,7 @@ def test_the_keeper_is_rung(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(scene.tier.path.parent)  # tests' own paths are too long for sockets
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
         bell.bind("tier/keeper.sock")
-        bell.settimeout(10)
+        bell.settimeout(60)
         saver = scene.saver(tier="tier")
         save(saver, Model(), 1)
         assert bell.recv(10) == b""
@@ -470,8 +470,8 @@ def test_words_agree_where_positions_do(scene: Scene) -> None:
         _, seal = scene.wait_for_seal(3)
         words.append(seal.word.position)
         scene.commit(3)
-        saver.wait(10)
-        saver.close(10)
+        saver.wait(60)
+        saver.close(60)
         for slot in scene.tier.slots(0):
             slot.seal.unlink(missing_ok=True)
     assert words[0] == words[1] != words[2]

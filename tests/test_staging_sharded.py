@@ -227,7 +227,7 @@ def test_a_worker_that_is_killed_after_its_seal_loses_nothing(tmp_path: Path, ru
     keeper.begin_epoch(record)
     keeper.ensure()
     try:
-        result = runner.python("-c", SCRIPT, tmp_path, Path(__file__).parent, timeout=90)
+        result = runner.python("-c", SCRIPT, tmp_path, Path(__file__).parent)
         assert result.code == -signal.SIGKILL, result
         commit = eventually(lambda: reader.latest(root, "run", since=0).commit, 60, "the commit")
         assert commit is not None
@@ -242,5 +242,5 @@ def test_a_worker_that_is_killed_after_its_seal_loses_nothing(tmp_path: Path, ru
             piece = pieces[f"tracked/net/{key}"]
             assert content[piece.offset : piece.offset + tensor.nbytes] == raw(tensor), key
     finally:
-        assert keeper.finish(30)
+        assert keeper.finish(60)
     assert not tier.path.exists()

@@ -31,6 +31,8 @@ LONGEST = 60.0
 """Seconds in all, however much moves."""
 _STRAY = 2.0
 """The same as STILL for parts that no node of the round has: a keeper whose launcher is gone may be at them."""
+_LONGEST_LOOK = 1.0
+"""A pause between two looks counts for no more: where this machine stood still, so did the keepers, perhaps."""
 _TELL = 3.0
 _FIRST_PAUSE, _LAST_PAUSE = 0.02, 0.3
 
@@ -107,23 +109,24 @@ class BringingIn:
 
     def _bring(self, parts: Parts, deadline: float) -> str:
         """Wait for one attempt's commit; why there won't be one, empty once it is there."""
-        seen, since, pause = "", time.monotonic(), _FIRST_PAUSE
-        began = since
+        seen, still, pause = "", 0.0, _FIRST_PAUSE
+        began = now = time.monotonic()
         while True:
             files = self.root.files(parts.name)
             found = self._look(parts, files)
             if isinstance(found, Verdict):
                 return "" if found.committed else found.reason
             absent = parts.missing(besides=self._spoken(parts.name))
-            now = time.monotonic()
+            before, now = now, time.monotonic()
             self._tell(parts, now - began)
+            still += min(now - before, _LONGEST_LOOK)
             if (sign := f"{self._moved()}\n{sum(files.values())} {len(files)}") != seen:
-                seen, since = sign, now
-            waits = now < deadline and now - since < (_STRAY if absent else STILL)
+                seen, still = sign, 0.0
+            waits = now < deadline and still < (_STRAY if absent else STILL)
             if absent and not (waits and any(_is_of(absent, file) for file in files)):
                 if set(absent) - parts.adopted().ranks:
                     return self._lost(parts, absent)
-                parts, since = self._adopted(parts, absent), now
+                parts, still = self._adopted(parts, absent), 0.0
             elif not waits:
                 return f"its parts were not drained in time: {found}"
             time.sleep(pause)

@@ -49,7 +49,7 @@ def ask(address: str, port: int) -> ClockOffset | None:
     with contextlib.suppress(LineDown, ValueError):
         wire.open()
         for _ in range(_QUESTIONS):
-            asked, began = time.time(), time.monotonic()
+            began, asked = time.monotonic(), time.time()  # a pause between the two counts as unsure, too
             told = wire.get(Keys.CLOCK)
             exchanges.append((asked, float(told), time.monotonic() - began))
             time.sleep(_PAUSE)

@@ -72,7 +72,7 @@ class Boundaries:
         self._log = events.EventLog(
             RunDir(contract.run_path).events(contract.node), attempt=contract.attempt, rank=place.rank
         )
-        self._stop = StopRequest(place.rank)
+        self._stop = StopRequest(place.rank, launched=not contract.alone)
         self._stop.listen_for_requests()
         self._agreement = Agreement(place, store, first_point=self.step + 1)
         self._saver = Saver(place, contract, self._log, store)

@@ -1,6 +1,6 @@
 """Being asked to stop or to save: by a signal, by the script, by another rank. Nothing happens before a step boundary.
 
-SIGTERM, SIGINT     save at the next boundary and leave; a second one ends the process at once
+SIGTERM, SIGINT     save at the next boundary and leave; a second one, some time later, ends the process at once
 SIGUSR2             save and leave: the warning that a batch system sends some time before the end
 SIGUSR1             save and go on
 
@@ -28,17 +28,25 @@ _REQUESTS = (signal.SIGUSR1, signal.SIGUSR2)
 
 _SAME_REQUEST = 2.0
 """Seconds in which signals count as one request."""
+_PASSED_ON = 30.0
+"""The same where a launcher passes them on, which a storage that doesn't answer may hold up. Asked twice, it ends the
+ranks itself."""
 
 
 class StopRequest:
     """What this rank has been asked, and what all ranks have agreed on. Training thread only, but for signals.
 
+    Args:
+        rank: this process's.
+        launched: by a launcher of ftrun's.
+
     Attributes:
         agreed: why all ranks stop now, or None.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, launched: bool) -> None:
         self._rank = rank
+        self._repeated_after = _PASSED_ON if launched else _SAME_REQUEST
         self._asked: str | None = None
         self._save_asked = False
         self._granted_at = -_SAME_REQUEST
@@ -81,7 +89,7 @@ class StopRequest:
 
     def _end_if_repeated(self, number: int) -> None:
         now = time.monotonic()
-        if self._heard_at is not None and now - self._heard_at >= _SAME_REQUEST:
+        if self._heard_at is not None and now - self._heard_at >= self._repeated_after:
             for each in _ENDING:
                 signal.signal(each, signal.SIG_DFL)
             os.kill(os.getpid(), number)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _NEEDED = {"iproute2": ("ip", "bridge"), "util-linux": ("nsenter", "unshare", "setpriv")}
-_SECONDS = 20.0
+_SECONDS = 60.0
 _FEW = 32
 _TUN = "/dev/net/tun"
 _SLOW_SWITCH = Path(__file__).with_name("slow_switch.py")

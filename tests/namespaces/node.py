@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from namespaces.net import Net
 
-_SECONDS = 20.0
+_SECONDS = 60.0
 
 # As the first process of its namespace the shell must stay, and takes up what others leave behind. Memory is a node's
 # own, and gone when its power is.

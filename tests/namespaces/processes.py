@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MARKER = "FTRUN_TEST_NET"
 """In the environment of every process of a net: who made it."""
 
-_SECONDS = 10.0
+_SECONDS = 60.0
 _BOUND = ("setpriv", "--pdeathsig", "KILL")
 """The kernel kills what is started this way when the thread that started it ends."""
 

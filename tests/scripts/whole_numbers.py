@@ -1,6 +1,7 @@
 """Trains on whole numbers: at each step the same loss, to the last bit, however many ranks share the batch.
 
-Each step goes into the nodes' common diary with its loss and its rows. A file named ``done`` ends it well.
+Each step goes into the nodes' common diary with its loss and its rows. A file named ``done`` ends it well; the step
+named by ``WAIT`` waits for one named ``go``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ ROWS = 10_007
 BATCH = 12
 TOTAL = int(os.environ.get("TOTAL", "100000"))
 PACE = float(os.environ.get("PACE", "0.03"))
+WAIT = int(os.environ.get("WAIT", "0"))
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -57,6 +59,8 @@ def main(ft: ftrun.Session) -> None:
     loader = ft.loader(Numbers(), global_batch=BATCH, shuffle=True, seed=17)
     for rows in ft.steps(loader, total=TOTAL):
         time.sleep(PACE)
+        while ft.step + 1 == WAIT and not (Path(os.environ["OUT"]) / "go").exists():
+            time.sleep(0.01)
         told = torch.tensor([int(rows.sum()), int(not (Path(os.environ["OUT"]) / "done").exists())])
         dist.all_reduce(told)
         weight.learn(told[0])
