@@ -15,8 +15,9 @@ from fsspec import AbstractFileSystem
 from ftrun.data.cache.files import CachedFiles
 from ftrun.data.cache.records import Patience
 
-QUICK = Patience(timeout=5.0, attempts=3, first=0.01, longest=0.02, stopped=1.5, lock=5.0)
-"""A remote that answers is asked once, on any machine; whoever tests one that hangs gives it less."""
+QUICK = Patience(timeout=60.0, attempts=3, first=0.01, longest=0.02, stopped=60.0, lock=60.0)
+"""A remote that answers is asked once, and by one, on any machine: it pauses for a moment only, and waits for as long
+as a machine may stand still. Whoever tests what hangs, is stopped or holds a lock gives that less."""
 
 
 class KitFS(AbstractFileSystem):
@@ -64,14 +65,19 @@ class KitFS(AbstractFileSystem):
         place = Path(path).parent
         with (place / "requests.log").open("a") as log:
             log.write(f"{what} {Path(path).name}\n")
+        faults = self._faults(place)
+        time.sleep(faults.get("latency", 0))
+        while faults.get("hang") == what:
+            time.sleep(0.02)
+            faults = self._faults(place)
+        return faults
+
+    def _faults(self, place: Path) -> dict[str, Any]:
         try:
-            faults: dict[str, Any] = json.loads((place / "faults.json").read_text())
+            found: dict[str, Any] = json.loads((place / "faults.json").read_text())
         except FileNotFoundError:
             return {}
-        time.sleep(faults.get("latency", 0))
-        while faults.get("hang") == what and (place / "faults.json").exists():
-            time.sleep(0.02)
-        return faults
+        return found
 
     def _fail(self, faults: dict[str, Any], path: Path) -> None:
         for name, error in (

@@ -140,7 +140,7 @@ class Runner:
     def close(self) -> None:
         for each in self.started:
             kill_tree(each.process.pid)
-            each.process.wait(10)
+            each.process.wait(60)
         forget_memory(self.cwd)
 
 

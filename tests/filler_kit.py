@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIZE = 2_000
 N = 96
-WAIT = 30.0
+WAIT = 60.0
 
 
 class Remote(Place):
@@ -103,7 +103,7 @@ def filler(directory: FillDir, remote: Remote, parent: int | None = None) -> Ite
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def berth(run: Path, attempt: int = 1, world: int = 1, ranks: tuple[int, ...] = (0,)) -> Berth:

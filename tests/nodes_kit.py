@@ -93,7 +93,7 @@ class Launcher:
         copies = self.keeping._copies
         for keeper in (self.keeping._keeper, copies._adopted if copies is not None else None):
             if keeper is not None and keeper._process is not None:
-                keeper._process.wait(10)
+                keeper._process.wait(60)
 
     def close(self) -> None:
         """Leave no process and no socket."""

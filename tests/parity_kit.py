@@ -117,7 +117,7 @@ def _outcomes(case: Case, running: dict[str, tuple[subprocess.Popen[bytes], Path
     finally:
         for process, _, _ in running.values():
             kill_tree(process.pid)
-            process.wait(10)
+            process.wait(60)
 
 
 def refused(case: Case, directory: Path) -> tuple[Outcome, Outcome]:

@@ -52,7 +52,7 @@ def busy() -> Iterator[None]:
     yield
     for each in spinners:
         each.kill()
-        each.wait(10)
+        each.wait(60)
 
 
 def _of_this_test(place: Path) -> list[int]:
@@ -83,7 +83,7 @@ def test_an_agent_killed_again_and_again_leaves_nothing_and_the_run_goes_on(runn
         pid = started.process.pid
         family = psutil.Process(pid).children(recursive=True)
         os.kill(pid, signal.SIGKILL)
-        started.process.wait(10)
+        started.process.wait(60)
         eventually(lambda family=family: not any(_lives(each) for each in family), 60, "the end of its children")
         eventually(lambda: not _of_this_test(runner.cwd / "runs" / "hunted"), 60, "the end of all of them")
         assert runner.json("status", "hunted", "--json")["state"] == "dead"

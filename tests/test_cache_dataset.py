@@ -53,7 +53,8 @@ def test_a_million_strings_stay_shared_with_forked_workers() -> None:
     before, after = answers.get(timeout=60)
     child.join(20)
     print(f"{(after - before) / 1e6:.2f} MB became private")
-    assert after - before < 1_000_000
+    # In a list of strings nearly all of 100 MB; whatever else this process has may come along, by the mebibyte.
+    assert after - before < 10_000_000
 
 
 def _decode(path: Path) -> bytes:

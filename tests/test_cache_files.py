@@ -194,7 +194,7 @@ def test_the_smallest_limit_of_the_running_jobs_holds(place: Place) -> None:
         assert place.size() == 3000
     finally:
         other.stdin.close()
-        other.wait(20)
+        other.wait(60)
         other.stdout.close()
 
     def fills_again() -> bool:
@@ -202,7 +202,7 @@ def test_the_smallest_limit_of_the_running_jobs_holds(place: Place) -> None:
             read(files, url)
         return place.size() == 8000
 
-    eventually(fills_again, 20)
+    eventually(fills_again, 60)
 
 
 def test_a_limit_holds_where_nobody_else_can_see_it(place: Place) -> None:
@@ -245,15 +245,15 @@ def test_threads_of_one_process_fetch_once(place: Place, monkeypatch: pytest.Mon
     waits, wait = [], claims._wait
     monkeypatch.setattr(claims, "_wait", lambda *given: (waits.append(given), wait(*given))[1])
     place.faults(hang="read")
-    files = place.files(patience=Patience())
+    files = place.files()
     found: list[bytes] = []
     threads = [threading.Thread(target=lambda: found.append(read(files, url))) for _ in range(8)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(waits) == 7, 20, "all others to wait")  # whoever comes when it is there doesn't
+    eventually(lambda: len(waits) == 7, 60, "all others to wait")  # whoever comes when it is there doesn't
     place.well()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert found == [content(1, 100_000)] * 8
     assert place.requests() == ["a"]
     assert files.counters().waits == 7
@@ -274,7 +274,7 @@ def test_other_processes_use_the_same_object(place: Place, method: str) -> None:
     child = context.Process(target=_child, args=(files, url, answers))
     child.start()
     assert answers.get(timeout=60) == b"shared"
-    child.join(20)
+    child.join(60)
     lease.release()
     total = files.counters(node=True)
     assert (total.fills, total.hits, files.counters().hits) == (1, 1, 0)
@@ -304,12 +304,12 @@ def test_fetching_ahead_stays_within_bounds_and_ends(place: Place) -> None:
     urls = [place.put(f"{number:03}", content(number, 50)) for number in range(100)]
     files = place.files()
     files.prefetch(url for url in urls)
-    eventually(lambda: files.counters().fills >= FILES, 20)
+    eventually(lambda: files.counters().fills >= FILES, 60)
     assert files.counters().fills == FILES
     for number, url in enumerate(urls):
         assert read(files, url) == content(number, 50)
     assert sorted(place.requests()) == [f"{number:03}" for number in range(100)]
-    eventually(lambda: not any(each.name == "ftrun-ahead" for each in threading.enumerate()), 20)
+    eventually(lambda: not any(each.name == "ftrun-ahead" for each in threading.enumerate()), 60)
     files.prefetch(["/no/such/file"])  # a hint: whoever reads it will be told
 
 
@@ -321,10 +321,10 @@ def test_what_is_fetched_ahead_is_known_by_all_its_names(place: Place) -> None:
         place.put(f"{number:03}", content(number, 50))
     files = place.files()
     files.prefetch(["", *names])  # what is no name is left to whoever reads it
-    eventually(lambda: files.counters().fills >= FILES, 20)
+    eventually(lambda: files.counters().fills >= FILES, 60)
     for name in names[:10]:
         assert read(files, name)
-    eventually(lambda: files.counters().fills == len(names), 20)
+    eventually(lambda: files.counters().fills == len(names), 60)
 
 
 def test_files_that_are_never_read_do_not_stop_others_from_being_fetched_ahead(
@@ -337,12 +337,12 @@ def test_files_that_are_never_read_do_not_stop_others_from_being_fetched_ahead(
     files = place.files()
     files.prefetch(urls)
     # A batch of a failed step, say: of each four, three are never read.
-    eventually(lambda: files.counters().fills >= ahead.FILES, 20)
+    eventually(lambda: files.counters().fills >= ahead.FILES, 60)
     for url in urls[3 : ahead.FILES : 4]:
         read(files, url)
-    eventually(lambda: read(files, urls[ahead.FILES + 3]) and files.counters().fills > ahead.FILES + 16, 20)
+    eventually(lambda: read(files, urls[ahead.FILES + 3]) and files.counters().fills > ahead.FILES + 16, 60)
     for number in range(ahead.FILES + 7, len(urls), 4):
-        eventually(lambda number=number: files.has(urls[number]), 20)  # type: ignore[misc] # bound now
+        eventually(lambda number=number: files.has(urls[number]), 60)  # type: ignore[misc] # bound now
         read(files, urls[number])
 
 
@@ -352,7 +352,7 @@ def test_a_hint_of_one_file_starts_few_threads(place: Place) -> None:
     before = set(threading.enumerate())
     files.prefetch([place.put("a", b"x")])
     assert sum(each.name == "ftrun-ahead" for each in set(threading.enumerate()) - before) <= 2
-    eventually(lambda: files.counters().fills == 1, 20)
+    eventually(lambda: files.counters().fills == 1, 60)
 
 
 def test_a_read_only_or_unwritable_root_passes_through(place: Place, tmp_path: Path) -> None:

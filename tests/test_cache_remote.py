@@ -63,7 +63,7 @@ def test_a_hung_remote_is_given_up_at_the_deadline(place: Place, what: str) -> N
     began = time.monotonic()
     with pytest.raises(RemoteError, match=r"hangs.*Patience\(timeout"):
         read(place.files(patience=Patience(timeout=0.2, attempts=2, first=0.01)), url)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # it would be asked for ever
     place.well()
     assert read(place.files(), url) == b"x"
     assert place.debris() == []
@@ -72,7 +72,8 @@ def test_a_hung_remote_is_given_up_at_the_deadline(place: Place, what: str) -> N
 def test_slow_is_not_hung(place: Place) -> None:
     url = place.put("a", b"x" * (CHUNK + 5))
     place.faults(latency=0.4)
-    patience = replace(QUICK, timeout=1.0)  # less than all requests take together
+    # Less than all requests take together; one during which the machine stands still is made again.
+    patience = replace(QUICK, timeout=1.0, attempts=20)
     assert len(read(place.files(patience=patience), url)) == CHUNK + 5
 
 
@@ -153,12 +154,12 @@ def test_whoever_waits_takes_over_from_a_downloader_that_was_killed(place: Place
     other = _downloader(place, url)
     eventually(lambda: place.requests() == ["a"], 30)
     found: list[bytes] = []
-    waiter = threading.Thread(target=lambda: found.append(read(place.files(patience=Patience()), url)))
+    waiter = threading.Thread(target=lambda: found.append(read(place.files(), url)))
     waiter.start()
     other.send_signal(signal.SIGKILL)  # first: it must not get to its end
-    other.wait(10)
+    other.wait(60)
     place.well()
-    waiter.join(30)
+    waiter.join(60)
     assert found == [content(1, 1000)]
     assert place.debris() == []
 
@@ -172,21 +173,21 @@ def test_whoever_waits_passes_over_a_downloader_that_is_stopped(place: Place) ->
         eventually(lambda: place.requests() == ["a"], 30)
         other.send_signal(signal.SIGSTOP)
         place.well()
-        files = place.files()
+        files = place.files(patience=replace(QUICK, stopped=1.5))
         assert read(files, url) == content(1, 1000)
         assert files.counters().waits == 1
         other.send_signal(signal.SIGCONT)  # it finds out that its file is nobody's any more
         assert other.wait(30) == 0
     finally:
         other.kill()
-        other.wait(10)
+        other.wait(60)
     assert place.debris() == []
     assert place.sum() == place.size() == 1000
 
 
 def _downloader(place: Place, url: str) -> subprocess.Popen[bytes]:
     script = (
-        "import sys; from cache_kit import *; files = CachedFiles(sys.argv[1], reserve_free=0)\n"
+        "import sys; from cache_kit import *; files = CachedFiles(sys.argv[1], reserve_free=0, patience=QUICK)\n"
         "with files.open(sys.argv[2]) as path: assert len(path.read_bytes()) == 1000"
     )
     return subprocess.Popen([sys.executable, "-c", script, place.root, url], cwd=Path(__file__).parent)
@@ -222,10 +223,10 @@ def test_a_source_that_is_left_behind_ends() -> None:
         finally:
             gone.set()
 
-    items = patient.stream(Threads(), endless, 5.0, lambda: None)  # type: ignore[arg-type]
+    items = patient.stream(Threads(), endless, 60.0, lambda: None)  # type: ignore[arg-type]
     assert [next(items) for _ in range(10)] == [b"x"] * 10
     items.close()  # type: ignore[attr-defined]
-    assert gone.wait(10)
+    assert gone.wait(60)
 
 
 def test_real_drivers(place: Place) -> None:

@@ -89,7 +89,7 @@ def test_kill_storm(place: Place) -> None:
 _READ_ALL = """
 import sys, threading
 from cache_kit import *
-files = CachedFiles(sys.argv[1], reserve_free=0)
+files = CachedFiles(sys.argv[1], reserve_free=0, patience=QUICK)
 urls = sys.argv[2:]
 def read(shift):
     for url in urls[shift:] + urls[:shift]:
@@ -185,7 +185,7 @@ def test_the_limit_is_never_overshot(place: Place) -> None:
     limit = 300_000
     script = (
         "import sys; from cache_kit import *\n"
-        "files = CachedFiles(sys.argv[1], reserve_free=0, limit=int(sys.argv[2]))\n"
+        "files = CachedFiles(sys.argv[1], reserve_free=0, limit=int(sys.argv[2]), patience=QUICK)\n"
         "for url in sys.argv[3:] * 3:\n"
         "    files.get(url).release()"
     )
@@ -218,7 +218,7 @@ def test_a_lock_that_nobody_gives_back_is_no_reason_to_wait(place: Place) -> Non
         holder.send_signal(signal.SIGSTOP)
         from ftrun.data.cache.records import Patience
 
-        files = place.files(patience=Patience(lock=0.2, timeout=5), trust=60)
+        files = place.files(patience=Patience(lock=0.2), trust=600)
         place.put("b", b"y")
         with files.open(url) as path:
             assert path.read_bytes() == b"x"
@@ -227,5 +227,5 @@ def test_a_lock_that_nobody_gives_back_is_no_reason_to_wait(place: Place) -> Non
         assert files.counters().bypasses == 1
     finally:
         holder.kill()
-        holder.wait(10)
+        holder.wait(60)
         holder.stdout.close()

@@ -80,7 +80,7 @@ def test_a_refusal_that_is_final_is_told_from_others(tmp_path: Path, final: bool
     saves.add(Save(name, 7, 7, "last", {}, "", 0.0))
     Outcomes(tier).put(Outcome(name, 7, committed=False, reason="they differ", seconds=0.0, size=0, final=final))
     with pytest.raises(CheckpointError, match="was not committed: they differ") as caught:
-        saves.wait(10)
+        saves.wait(60)
     assert isinstance(caught.value, Disagreement) == final
 
 

@@ -6,8 +6,8 @@ import functools
 import io
 import itertools
 import random
-import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from data_kit import SEED, drawing_collate, failure, make, random_states
 from torch.utils.data import Dataset, Subset, default_collate
 
+from ftrun.data import reading
 from ftrun.data.frozen import frozen
 from ftrun.data.generators import NumpyGenerator, PythonGenerator, TorchGenerator, generators
 from ftrun.data.own_state import has_own_state
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 N, BATCH = 400, 10
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """By which samples are quick or slow: it moves when a sample says so, and not when the machine has no time."""
+    now = [0.0]
+    monkeypatch.setattr(reading, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
 
 
 class Function(Dataset[Any]):
@@ -217,18 +226,22 @@ def test_a_sample_that_fails_is_named(kind: type[Function]) -> None:
 
 
 class Counting(Function):
-    """Counts how often each sample is read, and notes the seed that torch's generator has then."""
+    """Counts how often each sample is read, and notes the seed that torch's generator has then.
 
-    def __init__(self, seconds: float = 0.0, draws: int = -1) -> None:
+    Samples take so many seconds by a clock, where there is one.
+    """
+
+    def __init__(self, draws: int = -1, seconds: float = 0.0, clock: list[float] | None = None) -> None:
         super().__init__(float)
-        self.seconds, self.draws = seconds, draws
+        self.draws, self.seconds, self.clock = draws, seconds, clock
         self.reads: Counter[int] = Counter()
         self.seeds: dict[int, int] = {}
 
     def __getitem__(self, index: int) -> float:
         self.reads[index] += 1
         self.seeds[index] = torch.initial_seed()
-        time.sleep(self.seconds)
+        if self.clock is not None:
+            self.clock[0] += self.seconds
         if index == self.draws:
             random.random()
         return float(index)
@@ -258,16 +271,16 @@ def test_once_it_draws_it_is_seeded_ever_after() -> None:
     assert all(dataset.seeds[index] == sample_seed(SEED, 1, index) for index in range(N))
 
 
-def test_samples_that_take_long_are_read_once() -> None:
-    dataset = Counting(seconds=0.003)
+def test_samples_that_take_long_are_read_once(clock: list[float]) -> None:
+    dataset = Counting(seconds=0.003, clock=clock)
     for _ in zip(range(8), loaded(dataset, 0), strict=False):
         pass
     assert set(dataset.reads.values()) == {1}
     assert all(dataset.seeds[index] == sample_seed(SEED, 0, index) for index in dataset.reads)
 
 
-def test_samples_that_are_slow_in_the_first_epoch_alone_are_tried_in_the_second() -> None:
-    dataset = Counting(seconds=0.003)
+def test_samples_that_are_slow_in_the_first_epoch_alone_are_tried_in_the_second(clock: list[float]) -> None:
+    dataset = Counting(seconds=0.003, clock=clock)
     dataset.n = 60
     loader = make(dataset=dataset, global_batch=BATCH, shuffle=False)
     list(loader)

@@ -303,7 +303,7 @@ def pids_of_ranks(runner: Runner) -> list[int]:
 
 @pytest.mark.slow
 def test_ranks_at_different_positions_are_no_checkpoint(runner: Runner) -> None:
-    runner.start("--nproc", "2", "--name", "job", write(runner, ODD))
+    job = runner.start("--nproc", "2", "--name", "job", write(runner, ODD))
 
     def refused() -> list[events.SaveFailed]:
         found = [each.event for each in runner.events("job") if isinstance(each.event, events.SaveFailed)]
@@ -312,5 +312,6 @@ def test_ranks_at_different_positions_are_no_checkpoint(runner: Runner) -> None:
     error = eventually(refused, 60, "both refusals")[0].error
     assert "the ranks disagree on the data position" in error
     assert all(f'"samples":{number}' in error for number in (16, 20))
+    job.wait()
     committed = [each.event.step for each in runner.events("job") if isinstance(each.event, events.Committed)]
     assert committed == [2]

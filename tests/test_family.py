@@ -101,7 +101,7 @@ def test_everything_that_a_dead_worker_started_is_ended(tmp_path: Path) -> None:
         assert not [pid for pid in pids if _lives(pid)]
     finally:
         family.kill([*pids, agent.pid])
-        agent.wait(10)
+        agent.wait(60)
 
 
 def test_shared_memory_of_a_killed_worker_is_removed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_shared_memory_of_a_killed_worker_is_removed(tmp_path: Path) -> None:
         assert (out, segment.exists()) == ("[]\n", False)
     finally:
         agent.kill()
-        agent.wait(10)
+        agent.wait(60)
 
 
 def test_clearing_spares_what_the_agent_started_for_itself(tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ def test_clearing_spares_what_the_agent_started_for_itself(tmp_path: Path) -> No
     tool = subprocess.Popen(sleeper)
     try:
         worker.kill()
-        worker.wait(10)
+        worker.wait(60)
         family.clear({worker.pid}, {mine.pid}, deadline=time.monotonic() + 5)
         assert mine.poll() is None
         assert tool.poll() is None
     finally:
         for each in (worker, mine, tool):
             each.kill()
-            each.wait(10)
+            each.wait(60)
 
 
 def test_who_catches_a_signal() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from ftrun.data.filler import orders, page, plans, urls
+from ftrun.data.filler import room as filler_room
 from ftrun.data.filler.course import Course
 from ftrun.data.filler.lane import Bounds, Lane
 from ftrun.data.filler.outage import Outage
@@ -280,7 +282,9 @@ def test_what_failed_is_tried_again_a_few_times() -> None:
 # Room
 
 
-def test_room_is_asked_for_in_chunks_and_not_at_all_while_there_is_none() -> None:
+def test_room_is_asked_for_in_chunks_and_not_at_all_while_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(filler_room, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
     files = Files(limit=16_000, fits=1_500)
     room = Room(files, lambda urls: np.full(len(urls), np.inf), lambda: 1.0)
     assert room.take(500, 1.0)
@@ -290,6 +294,9 @@ def test_room_is_asked_for_in_chunks_and_not_at_all_while_there_is_none() -> Non
     assert room.full
     assert not room.take(500, 1.0)
     assert len(files.asked) == 2  # it was asked a moment ago
+    now[0] += 1.0
+    assert not room.take(500, 1.0)
+    assert len(files.asked) == 3
 
 
 def test_nothing_is_evicted_that_is_read_sooner_than_what_comes() -> None:

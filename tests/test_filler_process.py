@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -57,8 +58,8 @@ def test_it_fetches_each_file_once_as_far_as_the_run_goes_and_ends_with_its_pare
         pid = eventually(lambda: remote.shown(where.run_dir).get("pid"), WAIT, "a sign of life")
     finally:
         parent.kill()
-        parent.wait(10)
-    eventually(lambda: not psutil.pid_exists(pid) or _is_dead(pid), 5.0, "the filler's end")
+        parent.wait(60)
+    eventually(lambda: _is_dead(pid), WAIT, "the filler's end")
     assert remote.reads() == dict.fromkeys(names(made, 0, 8, 48), 1)
     # And what a rank reads then is there.
     made.load_state_dict(made.state_dict() | {"samples": 8})
@@ -144,6 +145,8 @@ def test_it_goes_on_where_the_launcher_says_with_other_ranks_as_far_as_the_old_o
         all_of_it = {f"f{index:04d}.bin" for index in [*order[0:72:2], *theirs]}
         put_json(told.directory.resume, resume)
         eventually(lambda: all_of_it <= set(remote.reads()), WAIT, "the next attempt's shares")
+        # Whole, too: what is under way when it is killed, the next one brings in once more.
+        eventually(lambda: len(list(remote.files().cached())) == len(all_of_it), WAIT, "whole files")
         eventually(lambda: remote.shown(where.run_dir).get("steps_ahead") == 3.0, WAIT, "the end of its work")
     with filler(told.directory, remote) as another:  # one that knows the old attempt by its page alone
         eventually(lambda: remote.shown(where.run_dir)["pid"] == another.pid, WAIT, "another filler")
@@ -168,11 +171,11 @@ def test_it_is_replaced_when_it_dies_and_ends_when_asked(tmp_path: Path, remote:
 
         eventually(another, WAIT, "another filler")
         assert process.pid is not None
-        second = psutil.Process(process.pid)
+        second = process.pid
     finally:
         process.finish()
-    assert not second.is_running()
     assert process.pid is None
+    eventually(lambda: _is_dead(second), WAIT, "its end")  # it is not waited for where it gets no processor to end on
 
 
 def test_a_cache_that_is_full_of_what_comes_is_left_alone(tmp_path: Path, remote: Remote) -> None:  # noqa: F811
@@ -201,11 +204,14 @@ def test_a_remote_that_fails_is_not_asked_all_the_time_and_files_that_are_gone_a
     where = berth(tmp_path / "run")
     told = registered(where, made)
     remote.faults(fail=10**6)
+    began = time.monotonic()
     with filler(told.directory, remote):
-        shown = eventually(lambda: "unwell" in remote.shown(where.run_dir).get("waits_for", ""), WAIT, "the trouble")
-        assert shown
+        eventually(lambda: "unwell" in remote.shown(where.run_dir).get("waits_for", ""), WAIT, "the trouble")
         time.sleep(1.5)
-        assert len(remote.requests("read")) <= 16 + 6  # a file for each thread, and then one at a time
+        asked, seconds = len(remote.requests("read")), time.monotonic() - began
+        # A file for each thread, again for those that failed before it was down, and then one after each pause of half
+        # a second, one, two and so on.
+        assert asked <= 16 + 3 + math.log2(seconds / 0.5 + 1)
         for number in (3, 4):
             (remote.remote / f"f{number:04d}.bin").unlink()
         remote.well()  # only now: it must not fetch them before

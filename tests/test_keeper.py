@@ -620,7 +620,7 @@ def test_it_outlives_a_launcher_that_is_killed_to_finish(nodes: Make) -> None:
         node.seal(A)
         node.seal(B, 1, ranks=(0,))
         process.kill()
-        process.wait(10)
+        process.wait(60)
         finishes(node, pid)
     finally:
         kill_tree(pid)
@@ -637,7 +637,7 @@ def test_a_stopped_keeper_of_a_launcher_that_is_killed_finishes(nodes: Make) -> 
         os.kill(pid, signal.SIGSTOP)
         node.seal(A)
         process.kill()
-        process.wait(10)
+        process.wait(60)
         finishes(node, pid)
     finally:
         kill_tree(pid)
@@ -671,7 +671,7 @@ def waiting_alone(node: Node) -> Iterator[tuple[int, Callable[[], object]]]:
         node.seal(A)
         eventually(lambda: (each := Progress.read(node.tier)) and each.waiting)
         process.kill()
-        process.wait(10)
+        process.wait(60)
         yield pid, obstacle.unlink
     finally:
         kill_tree(pid)

@@ -1,4 +1,7 @@
-"""Reads files of a remote through the cache: ``filled.py REMOTE CACHE FILES STEPS WORKERS``."""
+"""Reads files of a remote through the cache: ``filled.py REMOTE CACHE FILES STEPS WORKERS``.
+
+It makes no more steps than a file ``hold`` says, for as long as there is one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,13 @@ import ftrun
 
 def number(path: Path) -> int:
     return int(path.read_bytes()[:8])
+
+
+def held_at(hold: Path, never: int) -> int:
+    try:
+        return int(hold.read_text())
+    except FileNotFoundError:
+        return never
 
 
 @ftrun.entrypoint
@@ -32,6 +42,8 @@ def main(ft: ftrun.Session) -> None:
     for batch in ft.steps(loader, total=int(steps)):
         note.write(f"{os.getpid()} {ft.step} {time.time()} {' '.join(map(str, batch.tolist()))}\n")
         time.sleep(0.02)
+        while ft.step >= held_at(Path("hold"), int(steps)):
+            time.sleep(0.01)
         weight.sum().backward()
         optimizer.step()
         optimizer.zero_grad()

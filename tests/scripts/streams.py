@@ -1,4 +1,7 @@
-"""A training job over data that is read in order: each rank writes down what it trained on at each step."""
+"""A training job over data that is read in order: each rank writes down what it trained on at each step.
+
+It makes no more steps than a file ``hold`` beside that says, for as long as there is one.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,13 @@ def loader_of(ft: ftrun.Session, options: argparse.Namespace) -> Any:
     )
 
 
+def held_at(hold: Path, never: int) -> int:
+    try:
+        return int(hold.read_text())
+    except FileNotFoundError:
+        return never
+
+
 class Numbers(torch.utils.data.IterableDataset[int]):
     """Like those that users split by hand."""
 
@@ -74,6 +84,8 @@ def main(ft: ftrun.Session, options: argparse.Namespace) -> None:
             out.write(f"{ft.step}\t{ft.world_size}\t{rows!r}\n")
             out.flush()
             time.sleep(options.pace)
+            while ft.step >= held_at(options.out / "hold", options.total):
+                time.sleep(0.01)
 
 
 if __name__ == "__main__":

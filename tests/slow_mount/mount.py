@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from slow_mount.page import Counts
 
 _SERVER = Path(__file__).with_name("server.py")
-_START = 20.0
-_END = 10.0
+_START = 60.0
+_END = 60.0
 
 
 @functools.cache

@@ -244,8 +244,9 @@ class ShardSource:
         """Samples of a shard, on the average, where the dataset doesn't say; 0 where it does, or nobody knows yet."""
         now = time.monotonic()
         if self.shards.lengths is None and now >= self._mean_due:
+            began = time.thread_time()  # not by the clock: it may stand still meanwhile, and that is no work
             self._mean = self._committed.mean_length()
-            self._mean_due = now + (time.monotonic() - now) / _SHARE
+            self._mean_due = now + (time.thread_time() - began) / _SHARE
         return self._mean
 
     def state(self) -> dict[str, Any] | None:

@@ -45,7 +45,8 @@ def main() -> None:
     for pid in trainers.values():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    time.sleep(_AFTER)
+    for _ in range(50):  # and not at once: a machine that stands still meanwhile gives nobody the time to end
+        time.sleep(_AFTER / 50)
     notes = Notes(options.out)
     for number, mine in workers.items():
         notes.put("torch workers" if number % 2 else "workers", number, len(mine))
