@@ -157,8 +157,8 @@ class Run:
 def run_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
     # No keeper is given up because this machine was busy.
-    monkeypatch.setattr(bringing_in, "STILL", 40.0)
-    monkeypatch.setattr(bringing_in, "_STRAY", 40.0)
+    monkeypatch.setattr(bringing_in, "STILL", 15.0)
+    monkeypatch.setattr(bringing_in, "_STRAY", 15.0)
     (tmp_path / "train.py").write_text("")
     made, before = Run(tmp_path), threading.enumerate()
     yield made
