@@ -69,6 +69,7 @@ def test_a_hung_remote_is_given_up_at_the_deadline(place: Place, what: str) -> N
     assert place.debris() == []
 
 
+@pytest.mark.slow
 def test_slow_is_not_hung(place: Place) -> None:
     url = place.put("a", b"x" * (CHUNK + 5))
     place.faults(latency=0.4)

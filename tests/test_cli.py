@@ -174,6 +174,7 @@ def test_everything_else_is_for_run(line: str, said: str) -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line", ["{}.py", "--set checkpoint.root=/tmp/{} train.py", "status {}", "ckpt ls {}", "cache ls --root {}"]
 )

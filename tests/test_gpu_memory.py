@@ -114,6 +114,7 @@ def test_the_wait_has_a_limit(node: Node) -> None:
     assert seconds >= 3.0
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_is_left_alone(node: Node) -> None:
     _, still_there, reason, _, (child,) = node.answer(3.0, 11, FAKE_HANGS="1")
     assert (still_there, reason) == ([], "not within 3 s: NVML doesn't answer")

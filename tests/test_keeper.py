@@ -525,6 +525,7 @@ def test_finish_drains_what_is_sealed(nodes: Make) -> None:
     assert keeper.pid is None
 
 
+@pytest.mark.slow
 def test_what_a_newer_snapshot_replaced_in_memory_is_no_loss(nodes: Make) -> None:
     node = nodes()
     obstacle = blocked(node)

@@ -97,6 +97,7 @@ def test_where_it_stands_is_said_and_that_it_goes_on(tmp_path: Path, programs: l
     assert "ended" not in text
 
 
+@pytest.mark.slow
 def test_a_node_without_which_the_others_went_on_ends_its_workers_and_leaves(
     tmp_path: Path, programs: list[Program]
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_node_without_which_the_others_went_on_ends_its_workers_and_leaves(
     assert "it leaves with exit code 75" in lines[-1]
 
 
+@pytest.mark.slow
 def test_it_has_its_time_from_when_the_others_went_on(tmp_path: Path, programs: list[Program]) -> None:
     programs.append(program := Program(tmp_path, 2.0))  # most of them have stood still for long by then
     ended = program.said("workers are ended")

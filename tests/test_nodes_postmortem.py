@@ -343,6 +343,7 @@ def test_the_node_that_decided_may_have_seen_less_than_all_together(run_dir: Run
     assert "- node1 decided by what it saw, which was: rank 0: ValueError: bad" in text
 
 
+@pytest.mark.slow
 def test_a_message_of_megabytes_does_not_cost_the_post_mortem(run_dir: RunDir) -> None:
     long = ErrorRecord(f"ValueError: {'x' * (3 << 20)}", f"{BROKE.rstrip()}{'x' * (3 << 20)}\n", NOON)
     assert decided(run_dir, on(1, replace(broke(1, NOON), error=long))) is not None

@@ -280,6 +280,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_root_that_cannot_be_written_is_refused_before_anything_is(runner: Runner) -> None:
     result = runner.run("--name", "nowhere", "--set", "checkpoint.root=/proc/ftrun-root", SMALL)
     assert result.code == 2, result

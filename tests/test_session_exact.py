@@ -225,6 +225,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")  # schedules step more often than optimizers here
 @pytest.mark.parametrize("style", STYLES)
 def test_an_interrupted_run_is_the_run_that_was_never_interrupted(style: Callable[..., torch.Tensor]) -> None:
